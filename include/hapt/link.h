@@ -120,8 +120,8 @@ struct hapt_flow_options {
      * them or neither. NULL: messages pass through the host. Copied; the group and memory are borrowed. */
     const struct hapt_pair *pair;
     /* Sending: the time at which message k began to be sent. Receiving: the time at which its last chunk, from any
-     * peer, arrived. Stored at time_s[k % time_count]; read it after hapt_comm_thread_drain; borrowed. NULL: not
-     * recorded. */
+     * peer, arrived. Stored at time_s[k % time_count], where k does not count untimed messages
+     * (hapt_comm_thread_leave_untimed); read it after hapt_comm_thread_drain; borrowed. NULL: not recorded. */
     double *time_s;
     int time_count;
     double bandwidth; /* limit (byte/s) of this rank's sending; 0: not paced */
@@ -196,6 +196,9 @@ bool hapt_comm_thread_has_received(const struct hapt_comm_thread *comm_thread, i
 /* Frees the transfer slot of the oldest received message. */
 void hapt_comm_thread_free(struct hapt_comm_thread *comm_thread, int flow);
 void hapt_comm_thread_free_at(struct hapt_comm_thread *comm_thread, int flow, double time_s);
+/* Messages [first, first + count) are not recorded in time_s. Call before they are handed over or expected, and after
+ * all messages before were received at both ends. */
+void hapt_comm_thread_leave_untimed(struct hapt_comm_thread *comm_thread, int flow, int64_t first, int64_t count);
 /* Seconds so far during which a message of the flow was being sent (latency included). */
 double hapt_comm_thread_active_s(struct hapt_comm_thread *comm_thread, int flow);
 /* Transfer time (s) of one message of the flow (the slowest peer), from the messages since the last call; 0: unknown.

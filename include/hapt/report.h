@@ -47,10 +47,12 @@ struct hapt_report {
     double items_per_s, flops_per_item;
     struct hapt_report_stage *stage; /* [plan->stage_count] */
     const double *loss;              /* [steps]; NULL: modelled devices compute none */
-    double time_scale;               /* real seconds per modelled second; 0: devices computed */
-    double max_lateness_s;           /* modelled: the most by which a computation ended late */
-    const char *checkpoint;          /* the newest one */
-    double checkpoint_s;             /* total time that training waited for checkpoints */
+    int64_t validation_count;
+    const struct hapt_validation *validation; /* [validation_count] */
+    double time_scale;                        /* real seconds per modelled second; 0: devices computed */
+    double max_lateness_s;                    /* modelled: the most by which a computation ended late */
+    const char *checkpoint;                   /* the newest one */
+    double checkpoint_s;                      /* total time that training waited for checkpoints */
     int64_t rank_count;
     struct hapt_environment *environment; /* [rank_count] */
     int warning_count;

@@ -31,10 +31,18 @@ struct hapt_data;
  * labels outside the classes. Collective over env->world; ends in agreement. */
 enum hapt_status hapt_data_open(const struct hapt_env *env, const char *path, const struct hapt_model *model, int rows,
                                 int64_t steps, uint64_t seed, struct hapt_data **data);
-/* Checks form, rows, steps and the range of tokens and labels as hapt_data_open does. Call early: a wrong file then
+/* Checks form, rows, steps and the range of tokens and labels as hapt_data_open does; rows 0: as
+ * hapt_data_open_held_out. Call early: a wrong file then
  * fails before long work. Collective over env->world; ends in agreement. */
 enum hapt_status hapt_data_check(const struct hapt_env *env, const char *path, const struct hapt_model *model, int rows,
                                  int64_t steps);
+/* Opens held-out data for validation. Its rows come in order, each of them once, `rows` per step: windows of T tokens
+ * that follow each other, the images of a stream, or the rows of exact batches of any size. `most` > 0: at most so
+ * many, evenly spaced. Behind the last one, rows have no targets. Collective over env->world; ends in agreement. */
+enum hapt_status hapt_data_open_held_out(const struct hapt_env *env, const char *path, const struct hapt_model *model,
+                                         int rows, int64_t most, struct hapt_data **data);
+/* Number of rows of held-out data. */
+int64_t hapt_data_held_out_rows(const struct hapt_data *data);
 void hapt_data_close(struct hapt_data *data);
 /* Reads rows [first, first + count) of a step, from the input with that role: tokens and targets [count][T] int32,
  * images [count][C][H][W] fp32, labels [count] int32. */
@@ -107,11 +115,30 @@ void hapt_optimizer_update(const struct hapt_optimizer_options *options, int64_t
 
 /* ---- History and result ---- */
 
-/* One entry per step, from step 0. */
+/* The loss on held-out data. */
+struct hapt_evaluation {
+    double loss; /* per target, nat */
+    double top1; /* share of targets that are the largest logit; NAN: not counted, or not known */
+    int64_t rows, targets;
+};
+/* The same after so many steps. */
+struct hapt_validation {
+    int64_t step;
+    double loss, top1;
+};
+/* One entry per step, from step 0; and one per validation. */
 struct hapt_history {
     int64_t count, capacity;
     double *loss, *gradient_norm, *learning_rate, *time_s;
+    int64_t validation_count, validation_capacity;
+    struct hapt_validation *validation; /* by step */
 };
+
+/* Writes FOLDER/validation_step, validation_loss and validation_top1; without validation nothing. */
+enum hapt_status hapt_validation_write(struct hapt_h5 *file, const char *folder, const struct hapt_history *history);
+/* Reads them, if they are there, after at most `last` steps. HAPT_ERR_INPUT: damaged. */
+enum hapt_status hapt_validation_read(struct hapt_h5 *file, const char *folder, int64_t last, struct hapt_arena *arena,
+                                      struct hapt_history *history);
 
 /* Timeline events (--trace): an instruction of the schedule, a message between stages that was sent or arrived, or a
  * copy or update of offloaded data. */
@@ -168,6 +195,7 @@ struct hapt_train_result {
     const char *checkpoint;             /* the newest one */
     int64_t checkpoints;                /* written by this run */
     double checkpoint_s;                /* time that training stopped for them, outside of step times */
+    double validation_s;                /* the same for validation */
     const char *stopped_by; /* a signal or a time limit: the process exits with HAPT_STOPPED; NULL: all steps done */
 };
 
@@ -280,5 +308,14 @@ enum hapt_status hapt_train_run(const struct hapt_env *env, const struct hapt_cl
                                 const struct hapt_model *model, const struct hapt_plan *plan,
                                 const struct hapt_checkpoint *checkpoint, const struct hapt_config *config,
                                 struct hapt_arena *arena, struct hapt_train_result **result);
+
+/* ---- Evaluation ---- */
+
+/* The loss on the held-out rows of --data (--validate-rows), with the weights of `checkpoint`, or (NULL) the model's.
+ * The plan is run as in training, forward passes only. Collective over env->world; ends in agreement. */
+enum hapt_status hapt_train_evaluate(const struct hapt_env *env, const struct hapt_cluster *cluster,
+                                     const struct hapt_model *model, const struct hapt_plan *plan,
+                                     const struct hapt_checkpoint *checkpoint, const struct hapt_config *config,
+                                     struct hapt_arena *arena, struct hapt_evaluation *result);
 
 #endif

@@ -367,6 +367,17 @@ void hapt_comm_thread_expect(struct hapt_comm_thread *comm_thread, int flow, int
     wake_comm_thread(comm_thread);
 }
 
+void hapt_comm_thread_leave_untimed(struct hapt_comm_thread *comm_thread, int flow, int64_t first, int64_t count)
+{
+    struct flow *its = comm_thread->flow[flow];
+    const int64_t end = atomic_load(&its->untimed_end);
+    if (first != end) { /* a new range */
+        atomic_fetch_add(&its->untimed_before, end - atomic_load(&its->untimed_first));
+        atomic_store(&its->untimed_first, first);
+    }
+    atomic_store(&its->untimed_end, first + count);
+}
+
 static void hand_over(struct hapt_comm_thread *comm_thread, int flow, int slot, double ready_s)
 {
     struct flow *sender = comm_thread->flow[flow];

@@ -98,6 +98,9 @@ struct flow {
     const struct flow **next;
     struct chunk_queue chunk_queue;
     atomic_llong active_ns, shortest_ns; /* shortest_ns: of one message, since the last call; 0: none */
+    /* The newest range of untimed messages, and how many were before it. Messages before the range have no more part in
+     * the flow when it changes. */
+    atomic_llong untimed_first, untimed_end, untimed_before;
     /* receiving */
     atomic_llong expected, freed;
     atomic_llong on_device_count; /* on a device: messages in device memory */

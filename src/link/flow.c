@@ -126,7 +126,10 @@ static bool has_credit(const struct flow *flow)
 
 void flow_keep_time(const struct flow *flow, int64_t sequence, double time_s)
 {
-    if (flow->options.time_s) flow->options.time_s[sequence % flow->options.time_count] = time_s;
+    const int64_t first = atomic_load(&flow->untimed_first), end = atomic_load(&flow->untimed_end);
+    if (!flow->options.time_s || (sequence >= first && sequence < end)) return;
+    sequence -= atomic_load(&flow->untimed_before) + (sequence >= end ? end - first : 0);
+    flow->options.time_s[sequence % flow->options.time_count] = time_s;
 }
 
 /* Call between two messages. */

@@ -117,6 +117,8 @@ enum hapt_status hapt_report_build(const struct hapt_run *run, struct hapt_arena
     HAPT_NEW(report, arena, 1);
     *report = (struct hapt_report){.plan = run->plan,
                                    .steps = train->history.count,
+                                   .validation_count = train->history.validation_count,
+                                   .validation = train->history.validation,
                                    .first_step = train->first_step,
                                    .step_s = train->steady_step_s,
                                    .item = train->item,
@@ -226,6 +228,10 @@ enum hapt_status hapt_report_load(const char *path, struct hapt_arena *arena, st
     enum hapt_status status = hapt_plan_read(file, "/plan", arena, &plan);
     report->plan = plan;
     if (status == HAPT_OK) status = read_train(file, report, arena);
+    struct hapt_history history = {0};
+    if (status == HAPT_OK) status = hapt_validation_read(file, "/train", report->steps, arena, &history);
+    report->validation = history.validation;
+    report->validation_count = history.validation_count;
     if (status == HAPT_OK) status = read_warnings(file, report, arena);
     if (status == HAPT_OK) status = hapt_environment_read(file, arena, &report->rank_count, &report->environment);
     hapt_h5_close(file);

@@ -1,5 +1,6 @@
 /* The summary at the end of a run, for people and as JSON. */
 #include <jansson.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,6 +33,17 @@ static void print_stages(const struct hapt_env *env, const struct hapt_report *r
                    hapt_units_bytes(most_host_bytes, host));
 }
 
+static void print_validation(const struct hapt_env *env, const struct hapt_report *report)
+{
+    const int64_t count = report->validation_count;
+    const struct hapt_validation *all = report->validation, *best = all;
+    if (count == 0) return;
+    for (int64_t i = 1; i < count; i++)
+        if (!(all[i].loss >= best->loss)) best = &all[i];
+    hapt_print(env, "validation   %.4f first, %.4f last, %.4f lowest (after %lld steps)\n", all[0].loss,
+               all[count - 1].loss, best->loss, (long long)best->step);
+}
+
 void hapt_report_print(const struct hapt_env *env, const struct hapt_report *report)
 {
     char measured[32], predicted[32], flops[32];
@@ -48,6 +60,7 @@ void hapt_report_print(const struct hapt_env *env, const struct hapt_report *rep
             "\nrehearsal    devices were modelled: nothing was computed, so there is no loss; one modelled second "
             "lasted %.4g s\n",
             report->time_scale);
+    print_validation(env, report);
     if (report->step_s > 0 && report->max_lateness_s > LATENESS_SHARE * report->step_s)
         hapt_warn(env,
                   "this host woke modelled devices up to %s late (modelled time): it is too busy for --time-scale "
@@ -85,6 +98,19 @@ static json_t *real_or_null(const struct hapt_report *report, double value)
     return report->loss ? json_real(value) : json_null();
 }
 
+static json_t *validation_json(const struct hapt_report *report)
+{
+    json_t *json = json_array();
+    for (int64_t i = 0; i < report->validation_count; i++) {
+        const struct hapt_validation *its = &report->validation[i];
+        json_t *entry = json_pack("{s:I, s:o}", "step", (json_int_t)its->step, "loss",
+                                  isfinite(its->loss) ? json_real(its->loss) : json_null());
+        if (entry && isfinite(its->top1)) json_object_set_new(entry, "top1", json_real(its->top1));
+        json_array_append_new(json, entry);
+    }
+    return json;
+}
+
 enum hapt_status hapt_report_print_json(const struct hapt_report *report)
 {
     char rate_name[64], flops_name[64];
@@ -106,6 +132,7 @@ enum hapt_status hapt_report_print_json(const struct hapt_report *report)
         json_object_set_new(
             train, "rehearsal",
             json_pack("{s:f, s:f}", "time_scale", report->time_scale, "latest_s", report->max_lateness_s));
+    if (train && report->validation_count > 0) json_object_set_new(train, "validation", validation_json(report));
     json_t *root = json_pack("{s:s, s:i, s:o*}", "format", "hapt-run", "version", 1, "train", train);
     char *text = train && root ? json_dumps(root, JSON_REAL_PRECISION(17)) : NULL;
     json_decref(root);

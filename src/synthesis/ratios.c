@@ -132,8 +132,8 @@ static bool same_shape(const struct reduced *reduced, const struct curve *a, con
     return true;
 }
 
-/* Part of a stage's longest time below which the time of a shard counts as none. Measured times that do not depend on the
- * ratio leave a rest of rounding, and solvers fail on programs whose numbers differ by 1e14. */
+/* Part of a stage's longest time below which the time of a shard counts as none. Measured times that do not depend on
+ * the ratio leave a rest of rounding, and solvers fail on programs whose numbers differ by 1e14. */
 #define NEGLIGIBLE 1e-10
 
 static enum hapt_status add_stage(struct reduced *reduced, const struct hapt_ratio_stage *stage, int segment,

@@ -32,8 +32,8 @@ enum hapt_status checkpoint_list(const char *folder, struct hapt_arena *arena, i
 char *checkpoint_folder(struct hapt_arena *arena, const char *folder, int64_t step);
 
 /* Chooses which of `count` steps (newest first) stay on disk: the newest `keep`, the one of lowest loss, and the first
- * at or after each multiple of `every` (0: none). Loss: mean of ten steps, the last one computed with the checkpoint's
- * own weights. */
+ * at or after each multiple of `every` (0: none). Loss: that of the newest validation up to the checkpoint; without
+ * validation the mean of ten steps, the last one computed with the checkpoint's own weights. */
 void checkpoint_choose(int count, const int64_t *step, int64_t keep, int64_t every, const struct hapt_history *history,
                        bool *stays);
 /* Renames `name` inside `folder` to name.WHY, with a warning. Damaged or foreign files are never removed. */

@@ -9,6 +9,7 @@
 static enum hapt_status read_history(struct hapt_h5 *file, int64_t step, struct hapt_arena *arena,
                                      struct hapt_history *history)
 {
+    HAPT_TRY(hapt_validation_read(file, "/history", step, arena, history));
     if (step == 0) return HAPT_OK;
     const struct {
         const char *name;

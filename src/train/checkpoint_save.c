@@ -260,6 +260,7 @@ static void add_option(void *context, const char *name, const char *value)
 static enum hapt_status write_history(struct hapt_h5 *file, const struct hapt_history *history)
 {
     const int64_t shape[1] = {history->count};
+    HAPT_TRY(hapt_validation_write(file, "/history", history));
     if (history->count == 0) return HAPT_OK;
     HAPT_TRY(hapt_h5_write(file, "/history/loss", HAPT_H5_F64, 1, shape, history->loss, "nat"));
     HAPT_TRY(hapt_h5_write(file, "/history/gradient_norm", HAPT_H5_F64, 1, shape, history->gradient_norm, ""));
@@ -362,14 +363,27 @@ static double recent_loss(const struct hapt_history *history, int64_t step)
     return sum / (double)(step + 1 - from);
 }
 
-/* Steps are at most the newest; the rest is in checkpoint.h. */
+/* The loss of a checkpoint: of the newest validation up to it, or of its last steps. */
+static double loss_of(const struct hapt_history *history, int64_t step)
+{
+    double loss = NAN;
+    if (history->validation_count == 0) return recent_loss(history, step);
+    for (int64_t i = 0; i < history->validation_count && history->validation[i].step <= step; i++)
+        loss = history->validation[i].loss;
+    return loss;
+}
+
+/* Steps are at most the newest; the rest is in checkpoint.h. Of checkpoints with the same loss, the oldest is the one
+ * that was validated. */
 void checkpoint_choose(int count, const int64_t *step, int64_t keep, int64_t every, const struct hapt_history *history,
                        bool *stays)
 {
+    const bool validated = history->validation_count > 0;
     int best = -1;
     for (int i = 0; i < count; i++) {
-        const double loss = recent_loss(history, step[i]);
-        if (isfinite(loss) && (best < 0 || loss < recent_loss(history, step[best]))) best = i;
+        const double loss = loss_of(history, step[i]);
+        const double lowest = best < 0 ? INFINITY : loss_of(history, step[best]);
+        if (isfinite(loss) && (loss < lowest || (validated && loss == lowest))) best = i;
         stays[i] = i < keep;
         /* true for the first of its interval: the next one in the list is older */
         if (every > 0 && step[i] >= every && (i + 1 == count || step[i + 1] / every < step[i] / every)) stays[i] = true;

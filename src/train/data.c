@@ -1,6 +1,6 @@
 /*
  * Rows of every step. A stream is sampled by hashing (seed, step, row). So any rank can compute any row, and a resumed
- * run needs only the step number.
+ * run needs only the step number. Held-out data come in order instead.
  */
 #include "data.h"
 
@@ -15,6 +15,9 @@ struct hapt_data {
     struct data_memory memory;
     int rows; /* per step */
     uint64_t seed;
+    struct {
+        int64_t all, used; /* rows of the file, and those that are read; 0: the data are not held out */
+    } held_out;
     struct hapt_shared *shared; /* NULL: not reserved */
     struct {
         int64_t steps;
@@ -52,8 +55,9 @@ static enum hapt_status reserve(const struct hapt_env *env, struct hapt_data *da
     return HAPT_OK;
 }
 
-enum hapt_status hapt_data_open(const struct hapt_env *env, const char *path, const struct hapt_model *model, int rows,
-                                int64_t steps, uint64_t seed, struct hapt_data **data)
+/* exact_rows: of a batch of exact data; 0: any. */
+static enum hapt_status load(const struct hapt_env *env, const char *path, const struct hapt_model *model,
+                             int exact_rows, int64_t steps, struct hapt_data **data)
 {
     struct hapt_h5 *file = NULL;
     struct data_layout layout = {0};
@@ -63,12 +67,12 @@ enum hapt_status hapt_data_open(const struct hapt_env *env, const char *path, co
     enum hapt_status status = made ? HAPT_OK : hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for data");
     if (status == HAPT_OK && env->node_rank == 0) {
         status = hapt_h5_open(path, NULL, 1, true, &file);
-        if (status == HAPT_OK) status = data_layout_find(file, model, rows, steps, &layout);
+        if (status == HAPT_OK) status = data_layout_find(file, model, exact_rows, steps, &layout);
     }
     status = hapt_env_agree(env->world, status);
     if (status == HAPT_OK) {
         MPI_Bcast(&layout, (int)sizeof layout, MPI_BYTE, 0, env->node);
-        *made = (struct hapt_data){.layout = layout, .rows = rows, .seed = seed};
+        *made = (struct hapt_data){.layout = layout};
         status = hapt_env_agree(env->world, reserve(env, made));
     }
     if (status == HAPT_OK)
@@ -82,6 +86,36 @@ enum hapt_status hapt_data_open(const struct hapt_env *env, const char *path, co
     }
     *data = made;
     return HAPT_OK;
+}
+
+enum hapt_status hapt_data_open(const struct hapt_env *env, const char *path, const struct hapt_model *model, int rows,
+                                int64_t steps, uint64_t seed, struct hapt_data **data)
+{
+    HAPT_TRY(load(env, path, model, rows, steps, data));
+    (*data)->rows = rows;
+    (*data)->seed = seed;
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_data_open_held_out(const struct hapt_env *env, const char *path, const struct hapt_model *model,
+                                         int rows, int64_t most, struct hapt_data **data)
+{
+    HAPT_TRY(load(env, path, model, 0, 0, data));
+    const struct data_layout *layout = &(*data)->layout;
+    const int64_t all = layout->exact    ? layout->units * (layout->unit_inputs / layout->stride)
+                        : layout->images ? layout->units
+                                         : (layout->units - 1) / layout->width;
+    (*data)->rows = rows;
+    (*data)->held_out.all = all;
+    (*data)->held_out.used = most > 0 && most < all ? most : all;
+    if (all > 0) return HAPT_OK;
+    hapt_data_close(*data);
+    return hapt_env_agree(env->world, hapt_fail(HAPT_ERR_INPUT, "give more data", "%s holds no row", path));
+}
+
+int64_t hapt_data_held_out_rows(const struct hapt_data *data)
+{
+    return data->held_out.used;
 }
 
 enum hapt_status hapt_data_check(const struct hapt_env *env, const char *path, const struct hapt_model *model, int rows,
@@ -109,10 +143,29 @@ void hapt_data_close(struct hapt_data *data)
     free(data);
 }
 
+/* The number of a row among those of held-out data that are read, and whether it is one of them. */
+static bool is_held_out(const struct hapt_data *data, int64_t step, int row, int64_t *number)
+{
+    *number = step * data->rows + row;
+    return *number < data->held_out.used;
+}
+
+/* Rows that are read are evenly spaced in the file. Behind the last one, the first one fills the step. */
+static int64_t held_out_start(const struct hapt_data *data, int64_t step, int row)
+{
+    const struct data_layout *layout = &data->layout;
+    const double spacing = (double)data->held_out.all / (double)data->held_out.used;
+    int64_t number;
+    if (!is_held_out(data, step, row, &number)) number = 0;
+    if (data->held_out.used < data->held_out.all) number = (int64_t)((double)number * spacing);
+    return number * (layout->exact || layout->images ? layout->stride : layout->width);
+}
+
 /* Offset of a row in the inputs. Targets that are not shifted inputs start at (offset / stride) * target_width. */
 static int64_t row_start(const struct hapt_data *data, int64_t step, int row)
 {
     const struct data_layout *layout = &data->layout;
+    if (data->held_out.used > 0) return held_out_start(data, step, row);
     if (layout->exact) return (step * data->rows + row) * layout->stride;
     const int64_t key[2] = {step, row};
     const int64_t starts = layout->images ? layout->units : layout->units - layout->width;
@@ -143,37 +196,58 @@ static void copy_image(const struct hapt_data *data, int64_t first, float *to)
     }
 }
 
-static void copy_targets(const struct hapt_data *data, int64_t start, int32_t *to)
+/* The targets of a row that starts at `start`, if they are not shifted inputs. */
+static const int32_t *targets_of(const struct hapt_data *data, int64_t start)
+{
+    return data->memory.targets + start / data->layout.stride * data->layout.target_width;
+}
+
+static void copy_targets(const struct hapt_data *data, int64_t step, int row, int32_t *to)
 {
     const struct data_layout *layout = &data->layout;
-    if (layout->shifted) {
+    const int64_t start = row_start(data, step, row), width = layout->target_width;
+    int64_t number;
+    if (data->held_out.used > 0 && !is_held_out(data, step, row, &number))
+        for (int64_t i = 0; i < width; i++) to[i] = DATA_IGNORED;
+    else if (layout->shifted)
         copy_tokens(data, start + 1, to);
-        return;
-    }
-    const int64_t width = layout->target_width;
-    memcpy(to, data->memory.targets + start / layout->stride * width, (size_t)width * sizeof *to);
+    else
+        memcpy(to, targets_of(data, start), (size_t)width * sizeof *to);
 }
 
 void hapt_data_read(const struct hapt_data *data, enum hapt_tensor_role role, int64_t step, int first, int count,
                     void *values)
 {
     const struct data_layout *layout = &data->layout;
-    HAPT_ASSERT(first >= 0 && first + count <= data->rows && (!layout->exact || step < layout->units));
+    const bool exists = !layout->exact || step < layout->units || data->held_out.used > 0;
+    HAPT_ASSERT(first >= 0 && first + count <= data->rows && exists);
     for (int r = 0; r < count; r++) {
         const int64_t start = row_start(data, step, first + r);
         switch (role) {
         case HAPT_ROLE_TOKENS: copy_tokens(data, start, (int32_t *)values + r * layout->width); break;
         case HAPT_ROLE_IMAGES: copy_image(data, start, (float *)values + r * layout->width); break;
         case HAPT_ROLE_TARGETS:
-        case HAPT_ROLE_LABELS: copy_targets(data, start, (int32_t *)values + r * layout->target_width); break;
+        case HAPT_ROLE_LABELS: copy_targets(data, step, first + r, (int32_t *)values + r * layout->target_width); break;
         case HAPT_ROLE_NONE:
         case HAPT_ROLE_LOSS_SCALE: HAPT_ASSERT(!"a role that data fill");
         }
     }
 }
 
+static int64_t held_out_targets(const struct hapt_data *data, int64_t step)
+{
+    const struct data_layout *layout = &data->layout;
+    int64_t count = 0, number;
+    for (int row = 0; row < data->rows && is_held_out(data, step, row, &number); row++) {
+        const int32_t *target = layout->shifted ? NULL : targets_of(data, held_out_start(data, step, row));
+        for (int64_t i = 0; i < layout->target_width; i++) count += !target || target[i] != DATA_IGNORED;
+    }
+    return count;
+}
+
 int64_t hapt_data_targets(const struct hapt_data *data, int64_t step)
 {
+    if (data->held_out.used > 0) return held_out_targets(data, step);
     if (data->memory.target_count) return data->memory.target_count[step];
     return data->rows * data->layout.target_width;
 }

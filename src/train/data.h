@@ -21,6 +21,8 @@ struct data_layout {
     int64_t limit;    /* upper bound of tokens, targets and labels, exclusive */
 };
 
+#define DATA_IGNORED (-100) /* target excluded from the loss */
+
 /* The memory to fill: one copy per node. */
 struct data_memory {
     void *inputs;
@@ -29,7 +31,8 @@ struct data_memory {
     float *mean, *std;     /* [channels] a pixel's value is (stored - mean) / std */
 };
 
-/* Finds and checks the data in `file` for `steps` steps of `rows` rows. One rank. */
+/* Finds and checks the data in `file` for `steps` steps of `rows` rows. rows 0: for all rows of the file; then batches
+ * may have any number of rows. One rank. */
 enum hapt_status data_layout_find(struct hapt_h5 *file, const struct hapt_model *model, int rows, int64_t steps,
                                   struct data_layout *layout);
 /* Checks that all tokens, targets and labels are within the model's range. One rank. */

@@ -9,11 +9,11 @@
 
 #define MAX_ELEMENTS ((int64_t)1 << 36)
 #define READ_ELEMENTS ((int64_t)1 << 20) /* per read */
-#define IGNORED (-100)                   /* target excluded from the loss */
 
 static enum hapt_status check_steps(const char *path, const char *dataset, const int64_t *shape,
                                     const struct hapt_model *model, int rows, int64_t steps)
 {
+    if (rows == 0) return HAPT_OK;
     if (shape[1] != rows)
         return hapt_fail(HAPT_ERR_INPUT, "a step has --microbatches times the model's --microbatch rows",
                          "%s: a batch of %s has %lld rows, a step needs %d (%d microbatches of %d)", path, dataset,
@@ -58,7 +58,7 @@ static enum hapt_status find_batches(struct hapt_h5 *file, const struct hapt_mod
     HAPT_TRY(check_steps(path, "/batches", shape, model, rows, steps));
     *layout = (struct data_layout){.exact = true,
                                    .shifted = shifted,
-                                   .units = steps,
+                                   .units = rows > 0 ? steps : shape[0],
                                    .unit_inputs = shape[1] * shape[2],
                                    .unit_targets = shifted ? 0 : shape[1] * shape[2],
                                    .stride = shape[2]};
@@ -105,11 +105,11 @@ static enum hapt_status find_images(struct hapt_h5 *file, const struct hapt_mode
     HAPT_TRY(check_alike(file, "/images", shape, "/labels", dims - 3));
     if (dims == 5) HAPT_TRY(check_steps(path, "/images", shape, model, rows, steps));
     if (shape[0] < 1) return hapt_fail(HAPT_ERR_INPUT, "give more images", "%s holds no image", path);
-    const int64_t each = dims == 5 ? rows : 1, pixels = image[0] * image[1] * image[2];
+    const int64_t each = dims == 5 ? shape[1] : 1, pixels = image[0] * image[1] * image[2];
     *layout = (struct data_layout){.exact = dims == 5,
                                    .images = true,
                                    .type = hapt_h5_is_byte(file, "/images") ? HAPT_H5_U8 : HAPT_H5_F32,
-                                   .units = dims == 5 ? steps : shape[0],
+                                   .units = dims == 5 && rows > 0 ? steps : shape[0],
                                    .unit_inputs = each * pixels,
                                    .unit_targets = each,
                                    .width = pixels,
@@ -211,7 +211,7 @@ static enum hapt_status store_targets(const struct data_layout *layout, const st
 {
     const int32_t *target = read;
     for (int64_t i = 0; i < count; i++) {
-        if (target[i] == IGNORED) continue;
+        if (target[i] == DATA_IGNORED) continue;
         if (target[i] < 0 || target[i] >= layout->limit)
             return hapt_fail(HAPT_ERR_INPUT,
                              "targets must be below the model's vocabulary, or -100 (excluded from the loss)",

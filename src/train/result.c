@@ -26,6 +26,7 @@ static enum hapt_status write_curves(struct hapt_h5 *file, const struct hapt_tra
         HAPT_TRY(hapt_h5_write(file, "/train/loss", HAPT_H5_F64, 1, shape, history->loss, "nat"));
         HAPT_TRY(hapt_h5_write(file, "/train/gradient_norm", HAPT_H5_F64, 1, shape, history->gradient_norm, "nat"));
     }
+    HAPT_TRY(hapt_validation_write(file, "/train", history));
     HAPT_TRY(hapt_h5_write(file, "/train/learning_rate", HAPT_H5_F64, 1, shape, history->learning_rate, ""));
     HAPT_TRY(hapt_h5_write(file, "/train/step_time", HAPT_H5_F64, 1, shape, history->time_s, "s"));
     double *rate = malloc((size_t)history->count * sizeof *rate);
@@ -98,5 +99,7 @@ enum hapt_status hapt_train_write(struct hapt_h5 *file, const struct hapt_train_
     HAPT_TRY(hapt_h5_write_attribute_int(file, "/train", "items_per_step", result->items_per_step));
     HAPT_TRY(hapt_h5_write_attribute_int(file, "/train", "checkpoints", result->checkpoints));
     HAPT_TRY(hapt_h5_write_attribute_real(file, "/train", "checkpoint_time", result->checkpoint_s, "s"));
+    if (result->history.validation_count > 0)
+        HAPT_TRY(hapt_h5_write_attribute_real(file, "/train", "validation_time", result->validation_s, "s"));
     return hapt_h5_write_attribute_real(file, "/train", "steady_step_time", result->steady_step_s, "s");
 }

@@ -258,7 +258,7 @@ static enum hapt_status finish(struct stage *stage)
         for (int f = 0; f < tie->send.count; f++)
             HAPT_TRY(hapt_comm_thread_wait_sent(worker->comm_thread, tie->send.flow[f], 0));
         /* one exchange per step: sequence number = steps before */
-        const int64_t exchanges = worker->sequence / worker->plan->microbatches;
+        const int64_t exchanges = worker->step - worker->first_step;
         for (int c = 0; c < tie->tie->chunk_count; c++) {
             if (tie->receive_flow[c] < 0) continue;
             HAPT_TRY(worker->runtime->wait_received(stage, tie->receive_flow[c], exchanges));

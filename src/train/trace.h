@@ -5,7 +5,7 @@
 
 #include "worker.h"
 
-/* Keeps the newest `steps` steps from now on; 0: none. Call after worker_build, before worker_connect. */
+/* Keeps the newest `steps` steps from now on; 0: none. Call after worker_build, before worker_join. */
 enum hapt_status trace_create(struct worker *worker, int64_t steps);
 /* Buffer in which the communication thread records the times of a flow's messages; NULL: none. *count: its size. */
 enum hapt_status trace_add_flow(struct worker *worker, int chunk, int peer, bool backward, bool sends, int *count,

@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "checkpoint.h"
-#include "hapt/deadline.h"
 #include "hapt/heartbeat.h"
 #include "hapt/progress.h"
 #include "hapt/run_folder.h"
@@ -15,12 +14,11 @@
 #include "runtime.h"
 #include "save.h"
 #include "trace.h"
+#include "validation.h"
 #include "watch.h"
 #include "watch_origin.h"
 #include "watch_slow.h"
 
-/* Of the time-out: waits inside the phase have one each, and report more. */
-#define CONNECT_SHARE 1.5
 #define SKIPPED_STEPS 3 /* not in the steady step time: cold caches, first page faults */
 
 /* Data that every rank sends to all others once per step. */
@@ -46,6 +44,7 @@ struct run {
     struct loss_scale scale;
     struct saver saver;
     struct replicas replicas;
+    struct validation validation;
     struct watch watch;
     bool exits_together;         /* all ranks agreed that startup failed: hosts cannot connect */
     bool weights_not_finite;     /* so they must not be saved */
@@ -129,6 +128,22 @@ static enum hapt_status reserve_history(struct run *run, int64_t count)
             HAPT_TRY(grow(run->arena, array[i], (history->count - run->first) * stages, steps * stages));
         run->stage_capacity = steps;
     }
+    return HAPT_OK;
+}
+
+static enum hapt_status append_validation(struct run *run, const struct hapt_evaluation *result)
+{
+    struct hapt_history *history = &run->result->history;
+    const int64_t count = history->validation_count;
+    if (count == history->validation_capacity) {
+        struct hapt_validation *larger;
+        history->validation_capacity = 2 * count + 16;
+        HAPT_NEW(larger, run->arena, history->validation_capacity);
+        if (count > 0) memcpy(larger, history->validation, (size_t)count * sizeof *larger);
+        history->validation = larger;
+    }
+    history->validation[count] = (struct hapt_validation){history->count, result->loss, result->top1};
+    history->validation_count = count + 1;
     return HAPT_OK;
 }
 
@@ -217,6 +232,30 @@ static void take_stage_vote(struct run *run, int index, struct stage_vote *mine)
     team->busy_s = team->reduce_s = team->late_s = 0;
     team->times = (struct hapt_team_times){0};
     stage_take_link_times(stage, mine->sample.link);
+}
+
+/* Its duration does not count for any step. */
+static enum hapt_status validate(struct run *run)
+{
+    bool complete;
+    char share[32] = "";
+    struct hapt_evaluation result;
+    const double start_s = hapt_time_s();
+    HAPT_TRY(validation_run(&run->validation, &complete, &result));
+    const enum hapt_status status = complete ? append_validation(run, &result) : HAPT_OK;
+    if (status != HAPT_OK) hapt_die(status);
+    if (isfinite(result.top1)) snprintf(share, sizeof share, ", top-1 %.2f %%", 100 * result.top1);
+    if (complete)
+        hapt_note(run->env, "validation loss %.4f%s after %lld steps\n", result.loss, share,
+                  (long long)run->result->history.count);
+    run->watch.validation_s = run->validation.longest_s;
+    for (int s = 0; s < run->worker.stage_count; s++) {
+        struct stage_vote unused;
+        take_stage_vote(run, s, &unused);
+    }
+    run->mark_s = hapt_time_s();
+    run->result->validation_s += run->mark_s - start_s;
+    return HAPT_OK;
 }
 
 static enum hapt_status exchange_votes(struct run *run, int64_t step)
@@ -309,9 +348,8 @@ static enum hapt_status take_step(struct run *run, int64_t number, int *stop)
     struct step step = {.run = run, .number = number};
     const struct worker_agreement agreement = {&step, agree_on_step};
     enum hapt_status status = reserve_history(run, number < history->capacity ? history->capacity : 2 * number + 1);
-    const int64_t sequence = (number - run->first) * run->plan->microbatches;
     run->worker.loss_scale = run->scale.value;
-    if (status == HAPT_OK) status = worker_run_step(&run->worker, run->data, number, sequence, &agreement);
+    if (status == HAPT_OK) status = worker_run_step(&run->worker, run->data, number, &agreement);
     if (status != HAPT_OK) hapt_die(status);
     *stop = step.stop;
     if (step.refuses) return refuse_step(&step);
@@ -376,6 +414,8 @@ static enum hapt_status loop(struct run *run)
     progress.first = (long)run->first;
     progress.every_s = hapt_config_real(run->config, "progress-every");
     run->mark_s = run->saved_s = hapt_time_s();
+    if (run->first == 0 && run->end > 0 && validation_is_due(&run->validation, 0, run->optimizer.steps))
+        status = validate(run);
     for (int64_t step = run->first; step < run->end && status == HAPT_OK && !stop; step++) {
         status = take_step(run, step, &stop);
         if (status != HAPT_OK) break;
@@ -383,6 +423,8 @@ static enum hapt_status loop(struct run *run)
         report_stop(run, stop, step);
         status = advance_checkpoint(run);
         if (status == HAPT_OK) status = compare_replicas(run, false);
+        if (status == HAPT_OK && !stop && validation_is_due(&run->validation, step + 1, run->optimizer.steps))
+            status = validate(run);
         if (status == HAPT_OK && !stop && is_due(run, step + 1)) status = save(run, false);
     }
     hapt_progress_release(&progress);
@@ -413,7 +455,10 @@ static enum hapt_status check_options(const struct run *run)
     if (!run->optimizer.cosine && hapt_config_given(config, "warmup-steps") && run->optimizer.warmup_steps > 0)
         return hapt_fail(HAPT_ERR_USAGE, "leave out --warmup-steps, or give --lr-schedule cosine",
                          "a constant learning rate has no warm-up");
-    return HAPT_OK;
+    if (runtime_is_modelled(config) && hapt_config_text(config, "validation-data"))
+        return hapt_fail(HAPT_ERR_USAGE, "leave out --validation-data",
+                         "--validation-data has no effect on modelled devices: they compute no loss");
+    return validation_check_options(config);
 }
 
 static enum hapt_status find_data(const struct hapt_env *env, const struct hapt_config *config,
@@ -447,7 +492,20 @@ enum hapt_status hapt_train_check_data(const struct hapt_env *env, const struct 
     const int rows = given > 0 ? (int)given : (int)hapt_config_int(config, "microbatches") * model->microbatch;
     if (needs_no_data(config, model)) return HAPT_OK;
     HAPT_TRY(find_data(env, config, model, &path));
-    return hapt_data_check(env, path, model, rows, end_of_run(config, hapt_config_int(config, "steps")));
+    HAPT_TRY(hapt_data_check(env, path, model, rows, end_of_run(config, hapt_config_int(config, "steps"))));
+    const char *held_out = hapt_config_text(config, "validation-data");
+    return held_out ? hapt_data_check(env, held_out, model, 0, 0) : HAPT_OK;
+}
+
+static enum hapt_status open_validation(struct run *run)
+{
+    const char *path = hapt_config_text(run->config, "validation-data");
+    if (!path) return HAPT_OK;
+    const bool images = hapt_model_input(run->worker.model, HAPT_ROLE_IMAGES) >= 0; /* they have few logits */
+    HAPT_TRY(
+        validation_open(&run->validation, &run->worker, path, hapt_config_int(run->config, "validate-rows"), images));
+    run->validation.every = hapt_config_int(run->config, "validate-every");
+    return HAPT_OK;
 }
 
 static enum hapt_status open_data(struct run *run)
@@ -515,7 +573,7 @@ static enum hapt_status prepare(struct run *run, const struct hapt_checkpoint *c
     if (checkpoint) {
         run->saver.path = checkpoint->path;
         result->history = checkpoint->history;
-        result->history.capacity = 0; /* its arrays belong to the checkpoint */
+        result->history.capacity = result->history.validation_capacity = 0; /* its arrays belong to the checkpoint */
     }
     const enum hapt_dtype dtype =
         run->worker.runtime->computes ? run->worker.model->dtype : HAPT_F32; /* modelled devices have no gradients */
@@ -543,15 +601,9 @@ static enum hapt_status train(struct run *run, const struct hapt_checkpoint *che
     const MPI_Comm world = run->env->world;
     HAPT_TRY(hapt_env_agree(world, prepare(run, checkpoint)));
     HAPT_TRY(open_data(run));
+    HAPT_TRY(open_validation(run));
     HAPT_TRY(hapt_env_agree(world, trace_create(&run->worker, hapt_config_int(run->config, "trace"))));
-    if (run->env->world_size > 1) /* MPI itself may wait for ever after a failure inside it */
-        hapt_deadline_set("connecting all ranks", CONNECT_SHARE * hapt_config_real(run->config, "timeout"));
-    const enum hapt_status connected = hapt_env_agree(world, worker_connect(&run->worker));
-    const enum hapt_status started =
-        connected == HAPT_OK ? hapt_env_agree(world, worker_start(&run->worker)) : connected;
-    hapt_deadline_clear();
-    run->exits_together = connected == HAPT_OK && started != HAPT_OK;
-    HAPT_TRY(started);
+    HAPT_TRY(worker_join(&run->worker, hapt_config_real(run->config, "timeout"), &run->exits_together));
     HAPT_TRY(worker_gather_environment(&run->worker, run->result));
     HAPT_TRY(worker_report_carriers(&run->worker));
     const enum hapt_status set =
@@ -592,6 +644,7 @@ enum hapt_status hapt_train_run(const struct hapt_env *env, const struct hapt_cl
     if (drained != HAPT_OK) hapt_die(drained);
     saver_release(&run.saver);
     worker_release(&run.worker);
+    validation_release(&run.validation);
     hapt_data_close(run.data);
     if (status != HAPT_OK) return status;
     const struct hapt_history *history = &run.result->history;

@@ -55,7 +55,7 @@ int watch_stop_bits(const struct watch *watch)
 {
     double longest_s = 0;
     for (int i = 0; i < WATCH_RECENT && i < watch->steps; i++) longest_s = fmax(longest_s, watch->step_s[i]);
-    const double needed_s = STEP_MARGIN * longest_s + SAVE_MARGIN * watch->save_s + LEAVE_S;
+    const double needed_s = STEP_MARGIN * longest_s + watch->validation_s + SAVE_MARGIN * watch->save_s + LEAVE_S;
     return (hapt_stop_asked() ? WATCH_SIGNAL : 0) | (hapt_time_s() + needed_s > watch->end_s ? WATCH_TIME : 0);
 }
 

@@ -15,7 +15,8 @@ struct watch {
     const char *limit;           /* source of the deadline, for messages */
     double step_s[WATCH_RECENT]; /* ring buffer of the newest steps */
     int64_t steps;
-    double save_s; /* longest save so far; before the first one an estimate */
+    double save_s;       /* longest save so far; before the first one an estimate */
+    double validation_s; /* longest validation so far */
 };
 
 /* `shard_bytes`: the largest shard of a checkpoint. Rank-local. */

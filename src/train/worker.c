@@ -4,7 +4,11 @@
 #include <math.h>
 #include <string.h>
 
+#include "hapt/deadline.h"
 #include "watch.h"
+
+/* Of the time-out: waits inside the phase have one each, and report more. */
+#define CONNECT_SHARE 1.5
 
 static enum hapt_status find_ranks(struct worker *worker)
 {
@@ -493,7 +497,7 @@ static enum hapt_status connect_teams(struct worker *worker)
     return hapt_link_all_or_none(worker->env->world, "the stages' collectives", status);
 }
 
-enum hapt_status worker_connect(struct worker *worker)
+static enum hapt_status connect_worker(struct worker *worker)
 {
     const struct stage *first = &worker->stage[0];
     const int color = worker->stage_count == 0 ? MPI_UNDEFINED : first->chunk;
@@ -509,9 +513,17 @@ enum hapt_status worker_connect(struct worker *worker)
     return HAPT_OK; /* the caller agrees */
 }
 
-enum hapt_status worker_start(struct worker *worker)
+enum hapt_status worker_join(struct worker *worker, double timeout_s, bool *together)
 {
-    return hapt_comm_thread_start(worker->comm_thread);
+    const MPI_Comm world = worker->env->world;
+    if (worker->env->world_size > 1) /* MPI itself may wait for ever after a failure inside it */
+        hapt_deadline_set("connecting all ranks", CONNECT_SHARE * timeout_s);
+    const enum hapt_status connected = hapt_env_agree(world, connect_worker(worker));
+    const enum hapt_status started =
+        connected == HAPT_OK ? hapt_env_agree(world, hapt_comm_thread_start(worker->comm_thread)) : connected;
+    hapt_deadline_clear();
+    *together = connected == HAPT_OK && started != HAPT_OK;
+    return started;
 }
 
 enum hapt_status worker_drain(struct worker *worker)

@@ -13,6 +13,7 @@
 struct stage;         /* stage.h */
 struct stage_runtime; /* runtime.h */
 struct emulation;     /* emulate.c */
+struct top1;          /* top1.h */
 
 /* Two ranks that exchange an edge's messages by their devices: world ranks. */
 struct worker_pair {
@@ -82,14 +83,16 @@ struct worker {
     char no_direct_reason[HAPT_GROUPS_TEXT_CHARS];
     struct worker_trace trace;
     char *row_buffer, *shard_buffer; /* buffers for the rows of an input on their way to the device */
-    int64_t first_step;              /* of the run; set before worker_connect */
+    int64_t first_step;              /* of the run; set before worker_join */
     /* of the current step */
     double loss_scale; /* factor on the loss at the start of the backward pass (loss_scale.h) */
     const struct hapt_data *data;
-    int64_t step, sequence; /* sequence: number of messages in earlier steps of this run */
-    double begun_s;         /* start of the current instruction, without the wait for send slots */
-    struct stage *active;   /* of the newest instruction */
+    int64_t step, data_step;                     /* data_step: whose rows are read */
+    int64_t forward_sequence, backward_sequence; /* number of messages of a flow before, in this run */
+    double begun_s;                              /* start of the current instruction, without the wait for send slots */
+    struct stage *active;                        /* of the newest instruction */
     const struct worker_agreement *agreement;
+    struct top1 *top1;         /* counts after forward passes of the last chunk (top1.h); NULL: it does not */
     struct hapt_update update; /* agreed by NORM */
     bool updates;              /* UPDATE does something: the step was neither refused nor skipped */
 };
@@ -117,14 +120,18 @@ double worker_agreement_timeout_s(const struct worker *worker);
 
 /* Places the plan on ranks and builds this rank's engines, without communication. Rank-local. */
 enum hapt_status worker_build(struct worker *worker, const struct hapt_config *config, int state_count);
-/* Creates communicators, communication thread and flows. Collective over env->world. */
-enum hapt_status worker_connect(struct worker *worker);
-/* Connects the hosts of neighbouring stages and starts the communication thread. If one rank fails, all do. Collective
- * over env->world. */
-enum hapt_status worker_start(struct worker *worker);
+/* Creates communicators, communication thread and flows; connects the hosts of neighbouring stages and starts the
+ * communication thread. *together: all ranks agreed on a failure to connect hosts. Collective over env->world; ends in
+ * agreement. */
+enum hapt_status worker_join(struct worker *worker, double timeout_s, bool *together);
 /* Runs the rank's instruction list once (worker_step.c). A rank without a chunk only agrees. */
-enum hapt_status worker_run_step(struct worker *worker, const struct hapt_data *data, int64_t step, int64_t sequence,
+enum hapt_status worker_run_step(struct worker *worker, const struct hapt_data *data, int64_t step,
                                  const struct worker_agreement *agreement);
+/* Runs the forward passes of the list alone, for the first `microbatches` of a step of `data`. Each stage then has the
+ * sum of their losses, as far as this rank counts it. The weights are those of all updates so far. Call between steps,
+ * when all ranks have agreed on the step before. */
+enum hapt_status worker_run_forward(struct worker *worker, const struct hapt_data *data, int64_t data_step,
+                                    int microbatches);
 /* Sums the gradients of tied parameters over the chunks that hold them (stage_exchange.c). */
 enum hapt_status worker_exchange(struct worker *worker);
 /* Waits until all messages are sent. */

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "hapt/heartbeat.h"
+#include "top1.h"
 #include "trace.h"
 
 /* ---- Inputs ---- */
@@ -31,7 +32,7 @@ static enum hapt_status put_inputs(struct stage *stage, int microbatch, int slot
         const int first = microbatch * worker->model->microbatch + input->first_row;
         const void *value = worker->row_buffer;
         if (input->role == HAPT_ROLE_LOSS_SCALE) continue;
-        hapt_data_read(worker->data, input->role, worker->step, first, input->rows, worker->row_buffer);
+        hapt_data_read(worker->data, input->role, worker->data_step, first, input->rows, worker->row_buffer);
         if (input->runs.count > 0) {
             hapt_strided_pack(&input->runs, worker->row_buffer, 0, hapt_strided_bytes(&input->runs),
                               worker->shard_buffer);
@@ -43,33 +44,47 @@ static enum hapt_status put_inputs(struct stage *stage, int microbatch, int slot
     return HAPT_OK;
 }
 
+static void expect(const struct stage *stage, const struct stage_flows *incoming, int messages)
+{
+    for (int f = 0; f < incoming->count; f++)
+        hapt_comm_thread_expect(stage->worker->comm_thread, incoming->flow[f], messages);
+}
+
+static void begin_forward(struct stage *stage, int microbatches)
+{
+    stage->loss = stage->square_sum = 0;
+    stage->team.free_s = hapt_time_s(); /* all stages have agreed on the previous step */
+    stage->team.step = stage->worker->step;
+    expect(stage, &stage->forward_in, microbatches);
+}
+
 static enum hapt_status begin_step(struct stage *stage)
 {
     const struct worker *worker = stage->worker;
     const float scale =
-        worker->data ? (float)(worker->loss_scale / (double)hapt_data_targets(worker->data, worker->step)) : 0;
-    stage->loss = stage->square_sum = 0;
+        worker->data ? (float)(worker->loss_scale / (double)hapt_data_targets(worker->data, worker->data_step)) : 0;
     HAPT_TRY(hapt_engine_begin_step(stage->engine));
-    stage->team.free_s = hapt_time_s(); /* all stages have agreed on the previous step */
-    stage->team.step = worker->step;
     for (int i = 0; i < stage->input_count; i++)
         if (stage->input[i].role == HAPT_ROLE_LOSS_SCALE) HAPT_TRY(put(stage, stage->input[i].tensor, 0, &scale));
     HAPT_TRY(finish_puts(worker)); /* `scale` is a local variable */
-    const struct stage_flows *incoming[] = {&stage->forward_in, &stage->backward_in};
-    for (int k = 0; k < 2; k++)
-        for (int f = 0; f < incoming[k]->count; f++)
-            hapt_comm_thread_expect(worker->comm_thread, incoming[k]->flow[f], worker->plan->microbatches);
+    begin_forward(stage, worker->plan->microbatches);
+    expect(stage, &stage->backward_in, worker->plan->microbatches);
     return HAPT_OK;
 }
 
 /* ---- Messages and boundary tensors ---- */
 
-static enum hapt_status wait_received(struct stage *stage, const struct stage_flows *flows, int microbatch)
+static int64_t sequence(const struct worker *worker, bool backward, int microbatch)
 {
-    for (int f = 0; f < flows->count; f++) {
-        const int64_t sequence = stage->worker->sequence + microbatch;
-        HAPT_TRY(stage->worker->runtime->wait_received(stage, flows->flow[f], sequence));
-    }
+    return (backward ? worker->backward_sequence : worker->forward_sequence) + microbatch;
+}
+
+static enum hapt_status wait_received(struct stage *stage, bool backward, int microbatch)
+{
+    const struct stage_flows *flows = backward ? &stage->backward_in : &stage->forward_in;
+    for (int f = 0; f < flows->count; f++)
+        HAPT_TRY(stage->worker->runtime->wait_received(stage, flows->flow[f],
+                                                       sequence(stage->worker, backward, microbatch)));
     return HAPT_OK;
 }
 
@@ -89,9 +104,9 @@ static void free_received(struct stage *stage, const struct stage_flows *flows)
     for (int f = 0; f < flows->count; f++) stage->worker->runtime->free(stage, flows->flow[f]);
 }
 
-static int transfer_slot(const struct worker *worker, int microbatch)
+static int transfer_slot(const struct worker *worker, bool backward, int microbatch)
 {
-    return (int)((worker->sequence + microbatch) % hapt_schedule_transfer_slots(worker->schedule));
+    return (int)(sequence(worker, backward, microbatch) % hapt_schedule_transfer_slots(worker->schedule));
 }
 
 /* Assembles incoming tensors from the parts that this rank and its replicas received. */
@@ -161,7 +176,7 @@ static bool is_sent(const struct stage *stage, bool backward)
 static void send_activations(struct stage *stage, int slot, int microbatch)
 {
     send(stage, &stage->forward_out, slot);
-    send(stage, &stage->passed_on, transfer_slot(stage->worker, microbatch));
+    send(stage, &stage->passed_on, transfer_slot(stage->worker, false, microbatch));
 }
 
 /* Waits until the slot's microbatch before, of any stage of this worker, is no longer being sent. */
@@ -173,11 +188,12 @@ static enum hapt_status take_slot(struct stage *stage, int slot)
     return HAPT_OK;
 }
 
-static bool has_received(const struct stage *stage, const struct stage_flows *flows, int microbatch)
+static bool has_activations(const struct stage *stage, int microbatch)
 {
     const struct worker *worker = stage->worker;
-    for (int f = 0; f < flows->count; f++)
-        if (!hapt_comm_thread_has_received(worker->comm_thread, flows->flow[f], worker->sequence + microbatch))
+    for (int f = 0; f < stage->forward_in.count; f++)
+        if (!hapt_comm_thread_has_received(worker->comm_thread, stage->forward_in.flow[f],
+                                           sequence(worker, false, microbatch)))
             return false;
     return true;
 }
@@ -185,14 +201,14 @@ static bool has_received(const struct stage *stage, const struct stage_flows *fl
 /* Waits for the activations of a microbatch. Meanwhile a deferred update continues. */
 static enum hapt_status wait_activations(struct stage *stage, int microbatch)
 {
-    while (hapt_engine_is_updating(stage->engine) && !has_received(stage, &stage->forward_in, microbatch)) {
+    while (hapt_engine_is_updating(stage->engine) && !has_activations(stage, microbatch)) {
         stage->team.microbatch = -1;
         hapt_team_stretch_begin(&stage->team);
         HAPT_TRY(hapt_engine_continue_update(stage->engine));
         hapt_team_stretch_end(&stage->team);
         stage->team.microbatch = microbatch;
     }
-    return wait_received(stage, &stage->forward_in, microbatch);
+    return wait_received(stage, false, microbatch);
 }
 
 static enum hapt_status forward(struct stage *stage, const struct hapt_instruction *instruction)
@@ -200,7 +216,7 @@ static enum hapt_status forward(struct stage *stage, const struct hapt_instructi
     struct worker *worker = stage->worker;
     const struct hapt_program *program = stage->program;
     const int slot = instruction->slot, microbatch = instruction->microbatch;
-    const int transfer = transfer_slot(worker, microbatch);
+    const int transfer = transfer_slot(worker, false, microbatch);
     stage->slot[microbatch] = slot;
     if (!is_received(stage, false)) HAPT_TRY(wait_activations(stage, microbatch));
     HAPT_TRY(take_slot(stage, slot));
@@ -214,6 +230,7 @@ static enum hapt_status forward(struct stage *stage, const struct hapt_instructi
     HAPT_TRY(hapt_engine_forward(stage->engine, slot, transfer));
     if (stage->chunk == worker->plan->stage_count - 1 && stage_counts(stage, program->graph->loss, 0))
         HAPT_TRY(worker->runtime->add_loss(stage, slot));
+    if (stage->chunk == worker->plan->stage_count - 1 && worker->top1) HAPT_TRY(top1_add(worker->top1, stage, slot));
     hapt_team_stretch_end(&stage->team);
     free_received(stage, &stage->forward_in);
     if (!is_sent(stage, false)) send_activations(stage, slot, microbatch);
@@ -224,8 +241,8 @@ static enum hapt_status backward(struct stage *stage, const struct hapt_instruct
 {
     struct worker *worker = stage->worker;
     const struct hapt_program *program = stage->program;
-    const int microbatch = instruction->microbatch, transfer = transfer_slot(worker, microbatch);
-    if (!is_received(stage, true)) HAPT_TRY(wait_received(stage, &stage->backward_in, microbatch));
+    const int microbatch = instruction->microbatch, transfer = transfer_slot(worker, true, microbatch);
+    if (!is_received(stage, true)) HAPT_TRY(wait_received(stage, true, microbatch));
     HAPT_TRY(wait_sent(stage, &stage->backward_out, transfer));
     worker->begun_s = hapt_time_s();
     HAPT_TRY(rebuild(stage, &program->backward_in, HAPT_STAGING_BACKWARD_IN, stage->backward_replicas, transfer));
@@ -264,12 +281,12 @@ static enum hapt_status send_forward(struct stage *stage, const struct hapt_inst
 
 static enum hapt_status receive_backward(struct stage *stage, const struct hapt_instruction *instruction)
 {
-    return wait_received(stage, &stage->backward_in, instruction->microbatch);
+    return wait_received(stage, true, instruction->microbatch);
 }
 
 static enum hapt_status send_backward(struct stage *stage, const struct hapt_instruction *instruction)
 {
-    send(stage, &stage->backward_out, transfer_slot(stage->worker, instruction->microbatch));
+    send(stage, &stage->backward_out, transfer_slot(stage->worker, true, instruction->microbatch));
     return HAPT_OK;
 }
 
@@ -352,12 +369,11 @@ static enum hapt_status execute(struct worker *worker, const struct hapt_instruc
     return stage ? executor[instruction->kind].run(stage, instruction) : executor[instruction->kind].run_all(worker);
 }
 
-enum hapt_status worker_run_step(struct worker *worker, const struct hapt_data *data, int64_t step, int64_t sequence,
+enum hapt_status worker_run_step(struct worker *worker, const struct hapt_data *data, int64_t step,
                                  const struct worker_agreement *agreement)
 {
     worker->data = data;
-    worker->step = step;
-    worker->sequence = sequence;
+    worker->step = worker->data_step = step;
     worker->agreement = agreement;
     worker->updates = false;
     worker->active = worker->stage;
@@ -365,7 +381,43 @@ enum hapt_status worker_run_step(struct worker *worker, const struct hapt_data *
     for (int i = 0; i < worker->list->count; i++) {
         worker->begun_s = hapt_time_s();
         HAPT_TRY(execute(worker, &worker->list->instruction[i]));
-        trace_note(worker, sequence / worker->plan->microbatches, i, worker->begun_s, hapt_time_s());
+        trace_note(worker, step - worker->first_step, i, worker->begun_s, hapt_time_s());
     }
+    worker->forward_sequence += worker->plan->microbatches;
+    worker->backward_sequence += worker->plan->microbatches;
+    return HAPT_OK;
+}
+
+static bool is_forward(const struct hapt_instruction *instruction)
+{
+    return instruction->kind == HAPT_INSTRUCTION_RECEIVE_FORWARD || instruction->kind == HAPT_INSTRUCTION_FORWARD ||
+           instruction->kind == HAPT_INSTRUCTION_SEND_FORWARD;
+}
+
+/* The forward passes of a list depend on each other alone, so without the others they end, too. */
+enum hapt_status worker_run_forward(struct worker *worker, const struct hapt_data *data, int64_t data_step,
+                                    int microbatches)
+{
+    HAPT_ASSERT(microbatches <= worker->plan->microbatches);
+    worker->data = data;
+    worker->data_step = data_step;
+    worker->active = worker->stage;
+    for (int s = 0; s < worker->stage_count; s++) {
+        struct stage *stage = &worker->stage[s];
+        const struct stage_flows *flows[] = {&stage->forward_in, &stage->forward_out, &stage->passed_on};
+        HAPT_TRY(hapt_engine_settle(stage->engine));
+        for (int k = 0; k < 3; k++)
+            for (int f = 0; f < flows[k]->count; f++)
+                hapt_comm_thread_leave_untimed(worker->comm_thread, flows[k]->flow[f], worker->forward_sequence,
+                                               microbatches);
+        begin_forward(stage, microbatches);
+    }
+    for (int i = 0; i < worker->list->count; i++) {
+        const struct hapt_instruction *instruction = &worker->list->instruction[i];
+        if (!is_forward(instruction) || instruction->microbatch >= microbatches) continue;
+        worker->begun_s = hapt_time_s();
+        HAPT_TRY(execute(worker, instruction));
+    }
+    worker->forward_sequence += microbatches;
     return HAPT_OK;
 }

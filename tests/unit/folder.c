@@ -225,6 +225,40 @@ static void choosing(void)
     }
 }
 
+/* With validation, the best checkpoint is the oldest one after the validation of least loss, and not before the next.
+ */
+static void choosing_by_validation(void)
+{
+    uint64_t seed = 23;
+    for (int round = 0; round < 2000; round++) {
+        struct hapt_validation validation[20];
+        int64_t step[12], at_step = 0;
+        bool stays[12];
+        double loss[600] = {0};
+        const int count = 1 + (int)(hapt_random_next(&seed) % 12);
+        for (int i = count - 1; i >= 0; i--) step[i] = at_step += 1 + (int64_t)(hapt_random_next(&seed) % 40);
+        struct hapt_history history = {.count = at_step, .loss = loss, .validation = validation};
+        for (int64_t s = 0; s <= at_step && history.validation_count < 20;
+             s += 1 + (int64_t)(hapt_random_next(&seed) % 60))
+            validation[history.validation_count++] =
+                (struct hapt_validation){s, hapt_random_unit(&seed) < 0.05 ? NAN : hapt_random_unit(&seed), NAN};
+        checkpoint_choose(count, step, 1, 0, &history, stays);
+        /* the checkpoint's own validation, computed backwards */
+        double least = INFINITY;
+        int best = -1;
+        for (int i = count - 1; i >= 0; i--) {
+            int64_t v = history.validation_count - 1;
+            while (validation[v].step > step[i]) v--;
+            if (!(validation[v].loss < least)) continue;
+            least = validation[v].loss;
+            best = i;
+        }
+        for (int i = 0; i < count; i++)
+            CHECK_MESSAGE(stays[i] == (i == 0 || i == best), "round %d: step %lld of %d stays %d, the best is %d",
+                          round, (long long)step[i], count, stays[i], best);
+    }
+}
+
 int main(int argc, char **argv)
 {
     test_init(&argc, &argv);
@@ -235,6 +269,7 @@ int main(int argc, char **argv)
     RUN(listing);
     RUN(locking);
     RUN(choosing);
+    RUN(choosing_by_validation);
     char command[300];
     snprintf(command, sizeof command, "rm -rf %s", root);
     if (system(command)) fprintf(stderr, "rm failed\n");

@@ -414,7 +414,8 @@ static void slopes_of_rounding(void)
         random_sample(&sample, &seed, 2, 1, false);
         for (int i = 0; i < sample.segment[0].stage_count; i++)
             for (int j = 0; j < 2; j++)
-                if (hapt_random_next(&seed) % 3 == 0) sample.sharded[0][i][j] *= hapt_random_next(&seed) % 2 ? 0 : 1e-14;
+                if (hapt_random_next(&seed) % 3 == 0)
+                    sample.sharded[0][i][j] *= hapt_random_next(&seed) % 2 ? 0 : 1e-14;
         const enum hapt_status status = hapt_ratios_solve(&sample.problem, &arena, &result);
         CHECK_OK(status);
         const double expected = least_of_two(&sample.problem);

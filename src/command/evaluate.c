@@ -1,0 +1,86 @@
+/* hapt evaluate: the loss of a model or a checkpoint on held-out data. */
+#include <jansson.h>
+#include <math.h>
+
+#include "hapt/train.h"
+#include "json_print.h"
+#include "phases.h"
+
+const char hapt_command_evaluate_help[] =
+    "Computes the mean loss per target of all rows of --data, with the weights of --checkpoint, or else of the model\n"
+    "file. Nothing is trained or written. The plan is --plan, or that of the checkpoint; it runs as in training, but\n"
+    "forward passes only.\n"
+    "\n"
+    "Rows come in order, each once: windows of T tokens that follow each other, images, or the rows of exact batches\n"
+    "(see hapt data --help). --validate-rows N takes N of them, evenly spaced. The loss does not depend on the plan,\n"
+    "but for rounding. Batch normalisation uses the statistics of each microbatch, as in training.\n"
+    "\n"
+    "Prints the loss in nats per target; for tokens the perplexity, exp(loss); and top-1, the share of targets that "
+    "are\n"
+    "the largest logit (not if the plan splits the vocabulary over devices). --json prints one object: format\n"
+    "\"hapt-evaluation\", version, loss, perplexity, top1, rows, targets, step (of the checkpoint).\n";
+
+static enum hapt_status check_options(const struct hapt_config *config)
+{
+    if (!hapt_config_text(config, "data"))
+        return hapt_fail(HAPT_ERR_USAGE, "give --data D.h5 (see hapt data --help)", "no held-out data given");
+    if (!hapt_config_text(config, "plan") && !hapt_config_text(config, "checkpoint"))
+        return hapt_fail(HAPT_ERR_USAGE,
+                         "make a plan with `hapt plan --input m.h5 --output plan.h5`, then give --plan plan.h5, or "
+                         "give a --checkpoint",
+                         "no plan given");
+    return HAPT_OK;
+}
+
+static enum hapt_status find_checkpoint(struct hapt_env *env, struct hapt_config *config, struct hapt_model *model,
+                                        struct hapt_arena *arena, struct hapt_checkpoint **checkpoint)
+{
+    const char *path = hapt_config_text(config, "checkpoint");
+    if (!path) return HAPT_OK;
+    HAPT_TRY(hapt_checkpoint_find(env, path, arena, checkpoint));
+    HAPT_TRY(hapt_env_agree(env->world, env->world_rank == 0 ? hapt_checkpoint_fits(*checkpoint, model) : HAPT_OK));
+    if ((*checkpoint)->sampled)
+        return hapt_env_agree(env->world, hapt_fail(HAPT_ERR_INPUT, "give a checkpoint of real training",
+                                                    "%s was written with --device emulated: it holds no weights",
+                                                    (*checkpoint)->path));
+    return hapt_env_agree(env->world, hapt_checkpoint_defaults(*checkpoint, config));
+}
+
+static enum hapt_status print(struct hapt_env *env, const struct hapt_model *model,
+                              const struct hapt_checkpoint *checkpoint, const struct hapt_evaluation *result)
+{
+    const bool tokens = hapt_model_input(model, HAPT_ROLE_IMAGES) < 0;
+    if (env->world_rank != 0) return HAPT_OK;
+    hapt_print(env, "rows         %lld, %lld targets\n", (long long)result->rows, (long long)result->targets);
+    if (checkpoint) hapt_print(env, "checkpoint   %s\n", checkpoint->path);
+    hapt_print(env, "loss         %.6f nat per target\n", result->loss);
+    if (tokens) hapt_print(env, "perplexity   %.4f\n", exp(result->loss));
+    if (isfinite(result->top1)) hapt_print(env, "top-1        %.4f %%\n", 100 * result->top1);
+    if (!env->quiet) return HAPT_OK;
+    json_t *json = json_pack("{s:s, s:i, s:f, s:I, s:I}", "format", "hapt-evaluation", "version", 1, "loss",
+                             result->loss, "rows", (json_int_t)result->rows, "targets", (json_int_t)result->targets);
+    if (json && isfinite(result->top1)) json_object_set_new(json, "top1", json_real(result->top1));
+    if (json && tokens) json_object_set_new(json, "perplexity", json_real(exp(result->loss)));
+    if (json && checkpoint) json_object_set_new(json, "step", json_integer(checkpoint->step));
+    return hapt_json_print(json, "evaluation", 1);
+}
+
+enum hapt_status hapt_command_evaluate(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
+{
+    struct hapt_model *model = NULL;
+    struct hapt_cluster *cluster = NULL;
+    struct hapt_checkpoint *checkpoint = NULL;
+    struct hapt_plan *plan = NULL;
+    struct hapt_evaluation result = {0};
+    HAPT_TRY(hapt_env_agree(env->world, check_options(config)));
+    HAPT_TRY(hapt_phase_model(env, config, arena, &model));
+    HAPT_TRY(find_checkpoint(env, config, model, arena, &checkpoint));
+    HAPT_TRY(hapt_phase_cluster(env, config, true, arena, &cluster));
+    HAPT_TRY(hapt_phase_precision(env, config, cluster, checkpoint, model));
+    struct hapt_checkpoint *planned = hapt_config_text(config, "plan") ? NULL : checkpoint;
+    HAPT_TRY(hapt_phase_plan_given(env, config, model, planned, arena, &plan));
+    HAPT_TRY(hapt_phase_rebatch(env, plan, arena, &model));
+    plan->precision = model->precision;
+    HAPT_TRY(hapt_train_evaluate(env, cluster, model, plan, checkpoint, config, arena, &result));
+    return hapt_env_agree(env->world, print(env, model, checkpoint, &result));
+}

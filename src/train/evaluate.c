@@ -1,0 +1,58 @@
+/* hapt evaluate: the loss of a model or a checkpoint on held-out data. */
+#include "initial.h"
+#include "runtime.h"
+#include "validation.h"
+
+static enum hapt_status set_weights(struct worker *worker, const struct hapt_checkpoint *checkpoint)
+{
+    float *full, *local;
+    int64_t most = 1;
+    for (int t = 0; t < worker->graph->tensor_count; t++) {
+        const int64_t elements = hapt_tensor_elements(&worker->graph->tensor[t]);
+        if (worker->graph->tensor[t].kind == HAPT_TENSOR_PARAMETER && elements > most) most = elements;
+    }
+    HAPT_NEW(full, worker->arena, most);
+    HAPT_NEW(local, worker->arena, most);
+    return initial_set(worker, checkpoint, 0, full, local);
+}
+
+static enum hapt_status evaluate(struct worker *worker, struct validation *validation,
+                                 const struct hapt_checkpoint *checkpoint, const struct hapt_config *config,
+                                 bool *together, struct hapt_evaluation *result)
+{
+    const MPI_Comm world = worker->env->world;
+    struct hapt_optimizer_options optimizer;
+    bool complete;
+    hapt_optimizer_options(config, &optimizer);
+    HAPT_TRY(hapt_env_agree(world, worker_build(worker, config, optimizer.state_count)));
+    const int64_t most = hapt_config_given(config, "validate-rows") ? hapt_config_int(config, "validate-rows") : 0;
+    HAPT_TRY(validation_open(validation, worker, hapt_config_text(config, "data"), most, true));
+    HAPT_TRY(worker_join(worker, hapt_config_real(config, "timeout"), together));
+    HAPT_TRY(hapt_env_agree(world, set_weights(worker, checkpoint)));
+    HAPT_TRY(validation_run(validation, &complete, result));
+    HAPT_ASSERT(complete); /* a signal ends the process at once */
+    const enum hapt_status drained = worker_drain(worker);
+    if (drained != HAPT_OK) hapt_die(drained);
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_train_evaluate(const struct hapt_env *env, const struct hapt_cluster *cluster,
+                                     const struct hapt_model *model, const struct hapt_plan *plan,
+                                     const struct hapt_checkpoint *checkpoint, const struct hapt_config *config,
+                                     struct hapt_arena *arena, struct hapt_evaluation *result)
+{
+    struct validation validation = {0};
+    bool together = false;
+    struct worker worker = {.env = env,
+                            .cluster = cluster,
+                            .runtime = runtime_of(cluster),
+                            .model = model,
+                            .plan = plan,
+                            .arena = arena,
+                            .comm = MPI_COMM_NULL};
+    const enum hapt_status status = evaluate(&worker, &validation, checkpoint, config, &together, result);
+    if (status == HAPT_ERR_COMM && !together) hapt_die(status); /* as in hapt_train_run */
+    worker_release(&worker);
+    validation_release(&validation);
+    return status;
+}

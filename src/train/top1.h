@@ -1,0 +1,23 @@
+/* Top-1: how many targets are the largest logit of their row, counted on the host after forward passes of the last
+ * chunk. */
+#ifndef HAPT_TRAIN_TOP1_H
+#define HAPT_TRAIN_TOP1_H
+
+#include "stage.h"
+
+struct top1 {
+    int logits, targets; /* tensors of the last chunk's expanded graph, inputs of its cross entropy */
+    int64_t classes;
+    bool counts; /* this rank counts its rows, which no other rank does */
+    void *logit; /* host copies; NULL: the host reads device memory */
+    int32_t *target;
+    int64_t hits; /* so far */
+};
+
+/* *top1 NULL: not known, because ranks hold parts of a row of logits. The same on all ranks. Rank-local; call after
+ * worker_build. */
+enum hapt_status top1_create(struct worker *worker, struct top1 **top1);
+/* Adds the hits of the microbatch in `slot`. Call right after its forward pass. Rank-local. */
+enum hapt_status top1_add(struct top1 *top1, struct stage *stage, int slot);
+
+#endif

@@ -1,0 +1,106 @@
+/* Forward passes of all held-out rows, step by step. All ranks add the losses in the same order. */
+#include "validation.h"
+
+#include <math.h>
+#include <stdio.h>
+
+#include "hapt/progress.h"
+#include "hapt/stop.h"
+#include "stage.h"
+
+/* What a rank tells all others after each step of validation. */
+struct validation_vote {
+    double loss;  /* of its last chunk, as far as it counts it */
+    int64_t hits; /* in all steps so far */
+    int64_t stop; /* 1: a signal asked it to stop */
+};
+
+enum hapt_status validation_check_options(const struct hapt_config *config)
+{
+    static const char *const needing[] = {"validate-every", "validate-rows"};
+    if (hapt_config_text(config, "validation-data")) return HAPT_OK;
+    for (int i = 0; i < 2; i++)
+        if (hapt_config_given(config, needing[i]))
+            return hapt_fail(HAPT_ERR_USAGE, "add --validation-data D.h5, or leave out the option",
+                             "--%s has no effect without --validation-data", needing[i]);
+    return HAPT_OK;
+}
+
+enum hapt_status validation_open(struct validation *validation, struct worker *worker, const char *path, int64_t most,
+                                 bool top1)
+{
+    const struct hapt_env *env = worker->env;
+    const int rows = worker->plan->microbatches * worker->model->microbatch;
+    *validation = (struct validation){.worker = worker};
+    HAPT_NEW(validation->vote, worker->arena, env->world_size);
+    HAPT_TRY(hapt_data_open_held_out(env, path, worker->model, rows, most, &validation->data));
+    validation->rows = hapt_data_held_out_rows(validation->data);
+    validation->steps = (validation->rows + rows - 1) / rows;
+    for (int64_t step = 0; step < validation->steps; step++)
+        validation->targets += hapt_data_targets(validation->data, step);
+    if (validation->targets > 0)
+        return hapt_env_agree(env->world, top1 ? top1_create(worker, &validation->top1) : HAPT_OK);
+    return hapt_env_agree(env->world, hapt_fail(HAPT_ERR_INPUT, "give data with targets other than -100",
+                                                "%s: no row that is read has a target", path));
+}
+
+bool validation_is_due(const struct validation *validation, int64_t done, int64_t steps)
+{
+    return validation->data && (done == steps || done % validation->every == 0);
+}
+
+/* Runs one step of validation, and adds the losses of all ranks to *sum. *hits: of all steps so far. */
+static enum hapt_status run_step(struct validation *validation, int64_t step, int64_t rows, double *sum, int64_t *hits,
+                                 bool *stop)
+{
+    struct worker *worker = validation->worker;
+    const int last = worker->plan->stage_count - 1, each = worker->model->microbatch;
+    const struct stage *stage = worker_stage(worker, last);
+    HAPT_TRY(worker_run_forward(worker, validation->data, step, (int)((rows + each - 1) / each)));
+    const int64_t own = validation->top1 ? validation->top1->hits : 0;
+    const struct validation_vote mine = {stage ? stage->loss : 0, own, hapt_stop_asked()};
+    HAPT_TRY(hapt_link_all_gather(worker->env->world, "a step of validation", worker_agreement_timeout_s(worker), &mine,
+                                  sizeof mine, validation->vote));
+    *hits = 0;
+    for (int r = 0; r < worker->env->world_size; r++) {
+        *hits += validation->vote[r].hits;
+        *sum += validation->vote[r].loss;
+        *stop = *stop || validation->vote[r].stop;
+    }
+    return HAPT_OK;
+}
+
+enum hapt_status validation_run(struct validation *validation, bool *complete, struct hapt_evaluation *result)
+{
+    struct worker *worker = validation->worker;
+    const int64_t each = (int64_t)worker->plan->microbatches * worker->model->microbatch;
+    const double start_s = hapt_time_s();
+    struct hapt_progress progress;
+    int64_t hits = 0;
+    double sum = 0;
+    bool stop = false;
+    hapt_progress_init(&progress, worker->env, "validation", (long)validation->steps);
+    if (validation->top1) validation->top1->hits = 0;
+    worker->top1 = validation->top1;
+    for (int64_t step = 0; step < validation->steps && !stop; step++) {
+        const int64_t left = validation->rows - step * each;
+        const enum hapt_status status = run_step(validation, step, left < each ? left : each, &sum, &hits, &stop);
+        if (status != HAPT_OK) hapt_die(status);
+        hapt_progress_update(&progress, (long)(step + 1), NULL);
+    }
+    worker->top1 = NULL;
+    hapt_progress_release(&progress);
+    validation->longest_s = fmax(validation->longest_s, hapt_time_s() - start_s);
+    *complete = !stop;
+    *result = (struct hapt_evaluation){.loss = sum / (double)validation->targets,
+                                       .top1 = validation->top1 ? (double)hits / (double)validation->targets : NAN,
+                                       .rows = validation->rows,
+                                       .targets = validation->targets};
+    return HAPT_OK;
+}
+
+void validation_release(struct validation *validation)
+{
+    hapt_data_close(validation->data);
+    validation->data = NULL;
+}

@@ -1,0 +1,231 @@
+"""usage: validation.py HAPT FOLDER. A small GPT is trained with held-out data under plans of one to four ranks. NumPy computes the loss and the
+top-1 of the exported weights in fp64 on all windows of the held-out tokens. Validation changes no bit of training. A resumed run has the same
+history. hapt evaluate gives the same numbers, also for images, exact batches and other plans."""
+import json
+import os
+import subprocess
+import sys
+
+import h5py
+import numpy as np
+
+HAPT, FOLDER = sys.argv[1:3]
+T, V, D, HEADS, LAYERS = 16, 256, 32, 2, 4
+MODEL = ["gpt", "--layers", str(LAYERS), "--hidden", str(D), "--heads", str(HEADS), "--sequence", str(T), "--vocab", str(V), "--microbatch", "2"]
+checks = failures = 0
+
+
+def check(good, what):
+    global checks, failures
+    checks += 1
+    if not good:
+        failures += 1
+        print("FAILED:", what)
+
+
+def path(*parts):
+    return os.path.join(FOLDER, *parts)
+
+
+def run(*words, ranks=1):
+    command = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(ranks)] if ranks > 1 else []
+    return subprocess.run(command + [HAPT, *map(str, words)], capture_output=True, text=True, timeout=240)
+
+
+def passes(*words, ranks=1):
+    done = run(*words, ranks=ranks)
+    check(done.returncode == 0, f"{words} on {ranks} ranks: code {done.returncode}: {done.stderr[-800:]}")
+    return done
+
+
+def refuses(code, text, *words):
+    done = run(*words)
+    errors = done.stderr.count("hapt: error:")
+    check(done.returncode == code and errors == 1 and text in done.stderr and "hint:" in done.stderr,
+          f"{words}: code {done.returncode}, {errors} errors: {done.stderr[-400:]}")
+
+
+def gelu(x):
+    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def norm(x, weight, name):
+    mean, spread = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+    return (x - mean) / np.sqrt(spread + 1e-5) * weight[name + ".weight"] + weight[name + ".bias"]
+
+
+def linear(x, weight, name):
+    return x @ weight[name + ".weight"] + weight[name + ".bias"]
+
+
+def gpt(weight, tokens):
+    """Logits [row][T][V] in fp64."""
+    x = weight["wte.weight"][tokens] + weight["wpe.weight"][:T]
+    for layer in range(LAYERS):
+        block = f"h.{layer}"
+        q, k, v = np.split(linear(norm(x, weight, block + ".ln_1"), weight, block + ".attn.c_attn"), 3, axis=-1)
+        heads = [part.reshape(*part.shape[:-1], HEADS, D // HEADS).swapaxes(-2, -3) for part in (q, k, v)]
+        score = heads[0] @ heads[1].swapaxes(-1, -2) / np.sqrt(D // HEADS) + np.triu(np.full((T, T), -np.inf), 1)
+        score = np.exp(score - score.max(-1, keepdims=True))
+        mixed = (score / score.sum(-1, keepdims=True)) @ heads[2]
+        x = x + linear(mixed.swapaxes(-2, -3).reshape(x.shape), weight, block + ".attn.c_proj")
+        x = x + linear(gelu(linear(norm(x, weight, block + ".ln_2"), weight, block + ".mlp.c_fc")), weight, block + ".mlp.c_proj")
+    return norm(x, weight, "ln_f") @ weight["wte.weight"].T
+
+
+def score(weights, rows, targets):
+    """Mean loss and top-1 of the targets that count."""
+    with h5py.File(weights) as file:
+        weight = {}
+        file["parameters"].visititems(lambda name, it: weight.update({name: it[()].astype(np.float64)}) if isinstance(it, h5py.Dataset) else None)
+    logits = gpt(weight, rows)
+    most = logits.max(-1, keepdims=True)
+    total = np.log(np.exp(logits - most).sum(-1)) + most[..., 0]
+    counts = targets != -100
+    chosen = np.take_along_axis(logits, np.where(counts, targets, 0)[..., None], -1)[..., 0]
+    return (total - chosen)[counts].mean(), (logits.argmax(-1) == targets)[counts].mean()
+
+
+def evaluate(*words, ranks=1):
+    done = passes("evaluate", *words, "--json", ranks=ranks)
+    return json.loads(done.stdout) if done.returncode == 0 else {"loss": np.nan, "top1": np.nan, "rows": 0, "targets": 0}
+
+
+def history(folder):
+    with h5py.File(os.path.join(folder, "run.h5")) as file:
+        train = file["train"]
+        return train["loss"][()], train["validation_step"][()].tolist(), train["validation_loss"][()]
+
+
+random = np.random.default_rng(7)
+words = ["the quick brown fox", "jumps over", "the lazy dog", "and runs away", "while it rains"]
+text = " ".join(random.choice(words, 2000)).encode()
+open(path("train.txt"), "wb").write(text[:12000])
+open(path("held.txt"), "wb").write(text[12000:13003])
+for name in ("train", "held"):
+    passes("data", path(name + ".txt"), "--type", "bytes", "--output", path(name + ".h5"))
+passes("model", *MODEL, "--data", path("train.h5"), "--output", path("m.h5"))
+held = np.frombuffer(open(path("held.txt"), "rb").read(), np.uint8).astype(np.int64)
+windows = (len(held) - 1) // T
+rows = np.stack([held[r * T:r * T + T + 1] for r in range(windows)])
+check(windows == 62, "62 windows: 7 steps of 8 rows and one of 6")
+
+# Plans of one to four ranks, other schedules, deferred updates: training keeps its bits, and validation is NumPy's.
+common = ["--input", path("m.h5"), "--microbatches", "4", "--steps", "12", "--learning-rate", "1e-2", "--predict", "--threads", "1"]
+held_out = ["--validation-data", path("held.h5"), "--validate-every", "5", "--checkpoint-every", "5"]
+clusters = {}
+for count in (1, 2, 4):
+    clusters[count] = path(f"c{count}.json")
+    with open(clusters[count], "w") as file:
+        json.dump({"format": "hapt-cluster", "version": 1,
+                   "subclusters": [{"name": "a", "nodes": 1, "devices_per_node": count, "device": "cpu", "memory": "300 MB"}]}, file)
+layers = ["--layers-per-model", "6"]
+plans = [("one", 1, []), ("even", 2, [*layers, "--stages", "0-6@a:1x2"]), ("two", 2, [*layers, "--stages", "0-3@a:1x1,3-6@a:1x1"]),
+         ("tensor", 2, [*layers, "--stages", "0-6@a:1x2t2"]),
+         ("loops", 2, [*layers, "--schedule", "interleaved", "--stages", "0-1@a:1x1,1-3@a:1x1,3-4@a:1x1,4-6@a:1x1"]),
+         ("split", 4, [*layers, "--stages", "0-3@a:1x2,3-6@a:1x2", "--split-backward", "yes", "--trace", "3"]),
+         ("offload", 2, [*layers, "--stages", "0-3@a:1x1,3-6@a:1x1", "--offload", "optimizer"])]
+for name, count, options in plans:
+    place = ["--cluster", clusters[count]] + options
+    passes(*common, *place, "--output", path("plain-" + name), ranks=count)
+    done = passes(*common, *place, *held_out, "--output", path(name), ranks=count)
+    if done.returncode != 0:
+        continue
+    with h5py.File(path("plain-" + name, "run.h5")) as file:
+        plain = file["train/loss"][()]
+    losses, steps, validation = history(path(name))
+    check(np.array_equal(plain, losses), f"{name}: validation changed the losses of training: {plain - losses}")
+    check(steps == [0, 5, 10, 12], f"{name}: validation after {steps}")
+    check(validation[-1] < validation[0] - 0.5, f"{name}: validation loss falls: {validation}")
+    passes("export", "--checkpoint", path(name), "--output", path(name + ".weights.h5"))
+    wanted, share = score(path(name + ".weights.h5"), rows[:, :-1], rows[:, 1:])
+    check(abs(validation[-1] / wanted - 1) < 2e-6, f"{name}: validation loss {validation[-1]}, NumPy {wanted}")
+    found = evaluate("--input", path("m.h5"), "--checkpoint", path(name), "--cluster", clusters[count], "--data", path("held.h5"), "--threads", "1",
+                     ranks=count)
+    check(found["loss"] == validation[-1], f"{name}: hapt evaluate gives {found['loss']}, validation gave {validation[-1]}")
+    check(found["rows"] == windows and found["targets"] == windows * T and found["step"] == 12, f"{name}: {found}")
+    check(abs(found["perplexity"] / np.exp(wanted) - 1) < 1e-5, f"{name}: {found}")
+    if name == "tensor":
+        check("top1" not in found or abs(found["top1"] - share) < 1e-3, f"{name}: top-1 {found}, NumPy {share}")
+    else:
+        check(abs(found["top1"] - share) < 1.5 / (windows * T), f"{name}: top-1 {found.get('top1')}, NumPy {share}")
+
+# The timeline has no message of validation: each event lies within its step.
+with h5py.File(path("split", "run.h5")) as file:
+    trace = file["trace"]
+    begin, step, kind = trace["begin"][()], trace["step"][()], trace["kind"][()]
+    ends = {s: begin[(step == s) & (kind == b"norm")].max() for s in sorted(set(step))}
+    messages = np.isin(kind, [b"activations left", b"activations there"])
+    check(messages.any() and all(begin[i] < ends[step[i]] and (step[i] - 1 not in ends or begin[i] > ends[step[i] - 1] - 1e-3)
+                                 for i in np.flatnonzero(messages)), "a message lies outside of its step")
+
+# A run that is interrupted and resumed has the same history. The best checkpoint stays.
+place = ["--cluster", clusters[2], *layers, "--stages", "0-3@a:1x1,3-6@a:1x1"]
+passes(*common, *place, *held_out, "--stop-after", "7", "--output", path("resumed"), ranks=2)
+passes("train", "--input", path("m.h5"), "--cluster", clusters[2], "--threads", "1", *held_out, "--resume", "--output", path("resumed"), ranks=2)
+for a, b in zip(history(path("two")), history(path("resumed"))):
+    check(np.array_equal(a, b), f"resumed: {a} is not {b}")
+passes("--input", path("m.h5"), "--microbatches", "4", "--steps", "25", "--learning-rate", "0.1", "--lr-schedule", "constant", "--predict", "--threads",
+       "1", *place, *held_out, "--checkpoint-async", "no", "--keep", "1", "--output", path("diverges"), ranks=2)
+_, steps, validation = history(path("diverges"))
+kept = sorted(int(name[5:]) for name in os.listdir(path("diverges", "checkpoints")) if name.startswith("step-"))
+best = min((loss, step) for step, loss in zip(steps, validation) if step > 0)[1]
+check(kept == sorted({best, 25}), f"kept {kept}, the best of {dict(zip(steps, validation))} is {best}")
+said = passes("report", "--input", path("two", "run.h5")).stdout
+check("validation" in said and "lowest" in said, said)
+said = json.loads(passes("report", "--input", path("two", "run.h5"), "--json").stdout)["train"]["validation"]
+check([entry["step"] for entry in said] == [0, 5, 10, 12], str(said))
+
+# Fewer rows are evenly spaced. Exact batches of any size, with targets that do not count.
+place = ["--input", path("m.h5"), "--checkpoint", path("two"), "--cluster", clusters[2], "--threads", "1"]
+weights = path("two.weights.h5")
+some = (np.arange(10) * (windows / 10)).astype(int)
+found = evaluate(*place, "--data", path("held.h5"), "--validate-rows", "10", ranks=2)
+check(found["rows"] == 10 and abs(found["loss"] / score(weights, rows[some, :-1], rows[some, 1:])[0] - 1) < 2e-6, f"ten rows: {found}")
+inputs, targets = random.integers(0, V, (5, 3, T)), random.integers(0, V, (5, 3, T))
+targets[random.random(targets.shape) < 0.4] = -100
+with h5py.File(path("batches.h5"), "w") as file:
+    file["batches"], file["targets"] = inputs.astype(np.int32), targets.astype(np.int32)
+found = evaluate(*place, "--data", path("batches.h5"), ranks=2)
+wanted, share = score(weights, inputs.reshape(15, T), targets.reshape(15, T))
+check(found["rows"] == 15 and found["targets"] == (targets != -100).sum() and abs(found["loss"] / wanted - 1) < 2e-6 and
+      abs(found["top1"] - share) < 1e-9, f"exact batches: {found}, NumPy {wanted}, {share}")
+# The weights of the model itself, on another plan.
+passes("plan", "--input", path("m.h5"), "--cluster", clusters[4], "--predict", "--threads", "1", "--microbatches", "2", "--use-all-devices", "yes", "--output",
+       path("p4.h5"))
+a = evaluate("--input", path("m.h5"), "--plan", path("p4.h5"), "--cluster", clusters[4], "--data", path("held.h5"), "--threads", "1", ranks=4)
+check(abs(a["loss"] / history(path("two"))[2][0] - 1) < 1e-6, f"the model's weights: {a}")
+
+# Images: rows of a stream, in order.
+labels = random.integers(0, 4, 21).astype(np.int32)
+images = (random.integers(0, 40, (21, 3, 8, 8)) + 60 * labels[:, None, None, None]).astype(np.uint8)
+with h5py.File(path("images.h5"), "w") as file:
+    file["images"], file["labels"] = images, labels
+passes("model", "vit", "--layers", "2", "--hidden", "32", "--heads", "2", "--image", "8", "--patch", "4", "--classes", "4", "--microbatch", "2", "--data",
+       path("images.h5"), "--output", path("vit.h5"))
+passes("--input", path("vit.h5"), "--microbatches", "4", "--steps", "100", "--learning-rate", "1e-2", "--cluster", clusters[2], "--predict", "--threads", "1",
+       "--validation-data", path("images.h5"), "--validate-every", "50", "--output", path("vit"), ranks=2)
+with h5py.File(path("vit", "run.h5")) as file:
+    shares, validation = file["train/validation_top1"][()], file["train/validation_loss"][()]
+check(shares[-1] > 0.9 and validation[-1] < 0.5 * validation[0] and round(shares[-1] * 21) == shares[-1] * 21, f"images: {shares}, {validation}")
+found = evaluate("--input", path("vit.h5"), "--checkpoint", path("vit"), "--cluster", clusters[2], "--data", path("images.h5"), "--threads", "1", ranks=2)
+check(found["loss"] == validation[-1] and found["top1"] == shares[-1] and "perplexity" not in found, f"images: {found}")
+
+# What has no effect, and what does not fit.
+one = [*common, "--cluster", clusters[1], "--output", path("never")]
+refuses(2, "--validate-every has no effect", *one, "--validate-every", "5")
+refuses(2, "--validation-data has no effect on modelled devices", *one, *held_out, "--device", "emulated")
+refuses(3, "never.h5", *one, "--validation-data", path("never.h5"))
+refuses(3, "images.h5", *one, "--validation-data", path("images.h5"))
+with h5py.File(path("wide.h5"), "w") as file:
+    file["tokens"] = np.full(100, V, np.int32)
+refuses(3, "outside the model's vocabulary", *one, "--validation-data", path("wide.h5"))
+with h5py.File(path("nothing.h5"), "w") as file:
+    file["batches"], file["targets"] = inputs.astype(np.int32), np.full(inputs.shape, -100, np.int32)
+refuses(3, "no target", "evaluate", *place[:2], "--checkpoint", path("one"), "--cluster", clusters[1], "--data", path("nothing.h5"))
+refuses(2, "no held-out data", "evaluate", *place[:4])
+refuses(2, "no plan", "evaluate", *place[:2], "--data", path("held.h5"))
+refuses(3, "checkpoint", "evaluate", "--input", path("vit.h5"), "--checkpoint", path("one"), "--data", path("images.h5"))
+check(not os.path.exists(path("never")) or not os.path.exists(path("never", "run.h5")), "a refused run left a result")
+print(f"{checks} checks, {failures} failed")
+sys.exit(failures > 0)
