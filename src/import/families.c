@@ -7,6 +7,7 @@ static const struct {
     const char *type, *architecture;
     enum hapt_status (*build)(struct import_shape *shape, struct hapt_model **model);
 } families[] = {
+    {"bert", "BertForMaskedLM", import_bert},
     {"gemma2", "Gemma2ForCausalLM", import_decoder},
     {"gemma3_text", "Gemma3ForCausalLM", import_decoder},
     {"gpt2", "GPT2LMHeadModel", import_gpt2},
@@ -16,6 +17,7 @@ static const struct {
     {"qwen2", "Qwen2ForCausalLM", import_decoder},
     {"qwen3", "Qwen3ForCausalLM", import_decoder},
     {"qwen3_moe", "Qwen3MoeForCausalLM", import_decoder},
+    {"vit", "ViTForImageClassification", import_vit},
 };
 enum { FAMILIES = sizeof families / sizeof families[0] };
 
@@ -74,7 +76,7 @@ static enum hapt_status unknown_family(const struct import_shape *shape)
                      "%s: unknown model_type \"%.60s\"; known are %s", shape->options->path, shape->family, known);
 }
 
-/* The architecture, if given, must be the language model of the family. */
+/* The architecture, if given, must be the one that is known of the family. */
 static enum hapt_status check_architecture(const struct import_shape *shape, const char *expected)
 {
     const json_t *list = json_object_get(shape->options->left, "architectures");
@@ -83,8 +85,32 @@ static enum hapt_status check_architecture(const struct import_shape *shape, con
     if (!list || json_is_null(list)) return HAPT_OK;
     if (json_array_size(list) == 1 && json_is_string(first) && strcmp(json_string_value(first), expected) == 0)
         return HAPT_OK;
-    return hapt_fail(HAPT_ERR_INPUT, "only language models can be imported", "%s: architectures is %s, not [\"%s\"]",
-                     shape->options->path, json_shown(list, text), expected);
+    return hapt_fail(HAPT_ERR_INPUT, "hapt import --help lists the architectures",
+                     "%s: architectures is %s, not [\"%s\"]", shape->options->path, json_shown(list, text), expected);
+}
+
+/* The classes of images: the labels with a name, or their number; transformers assumes 2. The loss must be that of one
+ * label per image. */
+static enum hapt_status read_classes(struct import_shape *shape)
+{
+    enum { ASSUMED = 2, MOST = 1 << 24 };
+    const json_t *names = json_object_get(shape->options->left, "id2label"),
+                 *count = json_object_get(shape->options->left, "num_labels"),
+                 *problem = json_object_get(shape->options->left, "problem_type");
+    char text[64];
+    shape->classes = json_is_object(names)    ? (int64_t)json_object_size(names)
+                     : json_is_integer(count) ? (int64_t)json_integer_value(count)
+                                              : ASSUMED;
+    if (shape->classes < 1 || shape->classes > MOST)
+        return hapt_fail(HAPT_ERR_INPUT, NULL, "%s: %lld labels are impossible", shape->options->path,
+                         (long long)shape->classes);
+    const bool one_label =
+        !problem || json_is_null(problem) ||
+        (json_is_string(problem) && strcmp(json_string_value(problem), "single_label_classification") == 0);
+    if (one_label && shape->classes > 1) return HAPT_OK;
+    return hapt_fail(HAPT_ERR_INPUT, "hapt classifies: one label per image, of at least two",
+                     "%s: problem_type %s with %lld labels is unknown", shape->options->path,
+                     problem ? json_shown(problem, text) : "none", (long long)shape->classes);
 }
 
 enum hapt_status import_build(struct import_shape *shape, struct hapt_model **model)
@@ -98,6 +124,7 @@ enum hapt_status import_build(struct import_shape *shape, struct hapt_model **mo
     for (int i = 0; i < FAMILIES; i++) {
         if (strcmp(shape->family, families[i].type) != 0) continue;
         HAPT_TRY(check_architecture(shape, families[i].architecture));
+        if (families[i].build == import_vit) HAPT_TRY(read_classes(shape));
         json_options_drop(shape->options, no_effect);
         HAPT_TRY(json_options_expect_bool(shape->options, "output_router_logits", false));
         HAPT_TRY(json_options_expect_bool(shape->options, "is_encoder_decoder", false));

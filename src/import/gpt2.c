@@ -1,19 +1,7 @@
 /* Config files of GPT-2. */
-#include <string.h>
-
 #include "shape.h"
 
 enum { MAX_LAYERS = 1024, MAX_SIZE = 1 << 24 };
-
-static enum hapt_status read_activation(struct import_shape *shape, bool *erf)
-{
-    const char *name;
-    HAPT_TRY(json_options_text(shape->options, "activation_function", "gelu_new", shape->arena, &name));
-    *erf = strcmp(name, "gelu") == 0;
-    if (*erf || strcmp(name, "gelu_new") == 0 || strcmp(name, "gelu_pytorch_tanh") == 0) return HAPT_OK;
-    return hapt_fail(HAPT_ERR_INPUT, "known are gelu, gelu_new and gelu_pytorch_tanh",
-                     "%s: activation_function \"%.40s\" is unknown", shape->options->path, name);
-}
 
 enum hapt_status import_gpt2(struct import_shape *shape, struct hapt_model **model)
 {
@@ -29,6 +17,7 @@ enum hapt_status import_gpt2(struct import_shape *shape, struct hapt_model **mod
                                             "n_ctx",
                                             NULL};
     struct json_options *options = shape->options;
+    bool tanh;
     struct hapt_gpt2 of = {.prefix = shape->has_prefix ? "transformer." : ""};
     json_options_drop(options, no_effect);
     HAPT_TRY(json_options_need_int(options, "n_layer", 1, MAX_LAYERS, &of.layers));
@@ -40,18 +29,15 @@ enum hapt_status import_gpt2(struct import_shape *shape, struct hapt_model **mod
     HAPT_TRY(json_options_int(options, "n_inner", 1, MAX_SIZE, 4 * of.hidden, &of.ffn));
     HAPT_TRY(json_options_real(options, "layer_norm_epsilon", 0, 0.1, 1e-5, &of.norm_epsilon));
     HAPT_TRY(json_options_bool(options, "tie_word_embeddings", true, &of.tied));
-    HAPT_TRY(read_activation(shape, &of.erf));
+    HAPT_TRY(import_gelu(shape, "activation_function", "gelu_new", &tanh));
+    of.erf = !tanh;
     HAPT_TRY(import_dropout(shape, "attn_pdrop"));
     HAPT_TRY(import_dropout(shape, "embd_pdrop"));
     HAPT_TRY(import_dropout(shape, "resid_pdrop"));
     HAPT_TRY(json_options_expect_bool(options, "scale_attn_weights", true));
     HAPT_TRY(json_options_expect_bool(options, "scale_attn_by_inverse_layer_idx", false));
     HAPT_TRY(json_options_finish(options));
-    if (hapt_config_int(shape->config, "sequence") > of.positions)
-        return hapt_fail(HAPT_ERR_USAGE, "shorten --sequence", "%s has %lld positions: a sequence of %lld is too long",
-                         shape->folder, (long long)of.positions, (long long)hapt_config_int(shape->config, "sequence"));
-    if (of.hidden % of.heads != 0)
-        return hapt_fail(HAPT_ERR_INPUT, NULL, "%s: %lld columns cannot be divided into %lld heads", options->path,
-                         (long long)of.hidden, (long long)of.heads);
+    HAPT_TRY(import_check_positions(shape, of.positions));
+    HAPT_TRY(import_check_heads(shape, of.hidden, of.heads));
     return hapt_gpt2_build(shape->family, &of, shape->config, shape->arena, model);
 }

@@ -113,11 +113,12 @@ static enum hapt_status find_element(const struct safetensors *of, const char *f
                      shape_text(dims, parameter->shape + stack, needs));
 }
 
-/* Tensors that hold nothing to train: a second copy of the tied embeddings, and constants that older files contain. */
+/* Constants that older files contain. */
 static bool is_constant(const char *name)
 {
     const size_t length = strlen(name);
-    static const char *const ends[] = {".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"};
+    static const char *const ends[] = {".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias",
+                                       ".embeddings.position_ids"};
     for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++)
         if (length > strlen(ends[i]) && strcmp(name + length - strlen(ends[i]), ends[i]) == 0) return true;
     return false;
@@ -150,11 +151,15 @@ static enum hapt_status check_rest(const struct safetensors *of, const struct ha
     for (int64_t t = 0; t < of->count; t++) {
         const struct safetensors_tensor *tensor = &of->tensor[t];
         if (tensor->used || is_constant(tensor->name)) continue;
-        if (tied && strcmp(tied, "yes") == 0 && strcmp(tensor->name, "lm_head.weight") == 0) {
+        const bool is_bias = strcmp(tensor->name, "cls.predictions.decoder.bias") == 0;
+        const bool is_head =
+            strcmp(tensor->name, "lm_head.weight") == 0 || strcmp(tensor->name, "cls.predictions.decoder.weight") == 0;
+        if (is_bias || (tied && strcmp(tied, "yes") == 0 && is_head)) {
             const int table = model->graph->op[0].input[1]; /* the first operator looks tokens up */
-            const struct safetensors_tensor *embedding = safetensors_find(of, model->graph->tensor[table].name);
-            HAPT_TRY(check_tied(tensor, embedding));
-            continue;
+            const char *original = is_bias ? "cls.predictions.bias" : model->graph->tensor[table].name;
+            const struct safetensors_tensor *is_of = safetensors_find(of, original);
+            if (is_of) HAPT_TRY(check_tied(tensor, is_of));
+            if (is_of) continue;
         }
         return hapt_fail(HAPT_ERR_INPUT, "if the model computes the same without it, remove it from the files",
                          "%s: unknown tensor %.100s", tensor->path, tensor->name);

@@ -1,5 +1,5 @@
 /*
- * Rows of the operator table: what decoders after llama add, and backward passes of norms with frozen parameters. This
+ * Rows of the operator table: what published models add, and backward passes of norms with frozen parameters. This
  * group is the last one: numbers of the other types, and so the order of layers' structures, do not change.
  */
 #include "ops_rows.h"
@@ -66,6 +66,10 @@ const struct hapt_op_type hapt_ops_decoder[] = {
      .attributes = "logits -> weights (of the chosen, in the softmax over all), experts, logsumexp; integer[0] experts per token"},
     {.name = "moe_gate_over_all_dx", .signature = "bte!,btk!,btk!,bt,btk!->bte!", .dtypes = "cfiff->c", .flops_per_element = 4,
      .attributes = "logits, weights, experts, logsumexp, dweights -> dlogits"},
+    {.name = "add_row", .signature = "...d,r!d->...d", .dtypes = "cc->c", .flops_per_element = 1, .backward = "add_row_backward",
+     .backward_operands = "1d>01", .attributes = "x, table -> x + the first row of the table (BERT's token types)"},
+    {.name = "add_row_backward", .signature = "r!d,...d->...d,r!d", .dtypes = "cc->cf", .flops_per_element = 1,
+     .attributes = "table, dy -> dx, dtable: the sum of dy in the first row, zero in the others"},
     {.name = NULL},
 };
 /* clang-format on */

@@ -3,6 +3,7 @@
 #define HAPT_MODEL_ZOO_H
 
 #include "hapt/decoder.h"
+#include "hapt/encoder.h"
 #include "hapt/model.h"
 
 /* Records a hyper-parameter of the model; `value` is copied. */

@@ -1,7 +1,7 @@
 /*
  * BERT (Devlin et al. 2018) for masked language modelling: learned positions, post-LN encoder with attention in both
  * directions, and an erf-GELU feed-forward of width 4 d. The output layer is a transform and the word embeddings (with
- * --tied-embeddings no, a separate matrix). No token types, no dropout.
+ * --tied-embeddings no, a separate matrix). Token types only in imported models. No dropout.
  *
  * bert-moe (HAP table 1): every second feed-forward is a mixture of experts as in GShard. Each expert is a feed-forward
  * of width 4 d. The gate has no bias: the top k of a softmax over all experts, scaled to sum 1. No auxiliary loss. No
@@ -16,11 +16,12 @@
 
 #define NORM_EPSILON 1e-12
 #define WEIGHT_STD 0.02 /* BERT's, for every weight matrix and all embeddings */
-#define ERF 1           /* kind of GELU */
 
 struct bert {
     struct zoo zoo;
-    bool tied;
+    int64_t ffn, positions, types;
+    double norm_epsilon;
+    bool tanh, tied;
     int64_t experts, top_k, capacity; /* experts 0: no layer has experts */
     char layer[48], name[160];        /* "bert.encoder.layer.3"; last result of path() */
 };
@@ -34,7 +35,8 @@ static const char *path(struct bert *bert, const char *suffix)
 
 static enum hapt_status gelu(struct bert *bert, const char *name, int x, int *y)
 {
-    return hapt_graph_add_op(bert->zoo.graph, "gelu", name, &x, 1, (int64_t[HAPT_MAX_ATTRIBUTES]){ERF}, NULL, y);
+    return hapt_graph_add_op(bert->zoo.graph, "gelu", name, &x, 1, (int64_t[HAPT_MAX_ATTRIBUTES]){!bert->tanh}, NULL,
+                             y);
 }
 
 static enum hapt_status linear(struct bert *bert, const char *suffix, int64_t in, int64_t out, int x, int *y)
@@ -46,7 +48,7 @@ static enum hapt_status linear(struct bert *bert, const char *suffix, int64_t in
 static enum hapt_status add_and_norm(struct bert *bert, const char *residual, const char *norm, int y, int *x)
 {
     HAPT_TRY(zoo_add(&bert->zoo, path(bert, residual), *x, y, x));
-    return zoo_layer_norm(&bert->zoo, path(bert, norm), bert->zoo.hidden, NORM_EPSILON, *x, x);
+    return zoo_layer_norm(&bert->zoo, path(bert, norm), bert->zoo.hidden, bert->norm_epsilon, *x, x);
 }
 
 static enum hapt_status attention(struct bert *bert, int *x)
@@ -65,9 +67,9 @@ static enum hapt_status attention(struct bert *bert, int *x)
 static enum hapt_status feed_forward(struct bert *bert, int x, int *y)
 {
     const int64_t d = bert->zoo.hidden;
-    HAPT_TRY(linear(bert, "intermediate.dense", d, 4 * d, x, y));
+    HAPT_TRY(linear(bert, "intermediate.dense", d, bert->ffn, x, y));
     HAPT_TRY(gelu(bert, path(bert, "intermediate.gelu"), *y, y));
-    return linear(bert, "output.dense", 4 * d, d, *y, y);
+    return linear(bert, "output.dense", bert->ffn, d, *y, y);
 }
 
 /* One linear layer of all experts: parameters are stacks over the experts (graph.h). */
@@ -117,6 +119,16 @@ static enum hapt_status layer(struct bert *bert, int64_t index, int *x)
     return add_and_norm(bert, "output.residual", "output.LayerNorm", y, x);
 }
 
+/* Adds the first row of the token types' table to *x. */
+static enum hapt_status add_token_type(struct bert *bert, int *x)
+{
+    struct zoo *zoo = &bert->zoo;
+    int input[2] = {*x};
+    HAPT_TRY(zoo_normal(zoo, "bert.embeddings.token_type_embeddings.weight", 2, (int64_t[]){bert->types, zoo->hidden},
+                        WEIGHT_STD, &input[1]));
+    return hapt_graph_add_op(zoo->graph, "add_row", "bert.embeddings.token_type", input, 2, NULL, NULL, x);
+}
+
 /* Word and position embeddings. *words is the table; the output layer shares it. */
 static enum hapt_status embeddings(struct bert *bert, int *words, int *targets, int *x)
 {
@@ -126,11 +138,12 @@ static enum hapt_status embeddings(struct bert *bert, int *words, int *targets, 
     HAPT_TRY(zoo_tokens(zoo, &input[0], targets));
     HAPT_TRY(
         zoo_normal(zoo, "bert.embeddings.word_embeddings.weight", 2, (int64_t[]){zoo->vocab, d}, WEIGHT_STD, words));
-    HAPT_TRY(zoo_normal(zoo, "bert.embeddings.position_embeddings.weight", 2, (int64_t[]){zoo->sequence, d}, WEIGHT_STD,
-                        &input[2]));
+    HAPT_TRY(zoo_normal(zoo, "bert.embeddings.position_embeddings.weight", 2, (int64_t[]){bert->positions, d},
+                        WEIGHT_STD, &input[2]));
     input[1] = *words;
     HAPT_TRY(hapt_graph_add_op(zoo->graph, "embedding", "bert.embeddings", input, 3, NULL, NULL, x));
-    return zoo_layer_norm(zoo, "bert.embeddings.LayerNorm", d, NORM_EPSILON, *x, x);
+    if (bert->types > 0) HAPT_TRY(add_token_type(bert, x));
+    return zoo_layer_norm(zoo, "bert.embeddings.LayerNorm", d, bert->norm_epsilon, *x, x);
 }
 
 static enum hapt_status head(struct bert *bert, int words, int targets, int x)
@@ -140,7 +153,7 @@ static enum hapt_status head(struct bert *bert, int words, int targets, int x)
     int product[3] = {0, words, 0};
     HAPT_TRY(zoo_linear(zoo, "cls.predictions.transform.dense", d, d, WEIGHT_STD, true, x, &x));
     HAPT_TRY(gelu(bert, "cls.predictions.transform.gelu", x, &x));
-    HAPT_TRY(zoo_layer_norm(zoo, "cls.predictions.transform.LayerNorm", d, NORM_EPSILON, x, &product[0]));
+    HAPT_TRY(zoo_layer_norm(zoo, "cls.predictions.transform.LayerNorm", d, bert->norm_epsilon, x, &product[0]));
     if (!bert->tied)
         HAPT_TRY(
             zoo_normal(zoo, "cls.predictions.decoder.weight", 2, (int64_t[]){zoo->vocab, d}, WEIGHT_STD, &product[1]));
@@ -161,6 +174,14 @@ static enum hapt_status check(const struct bert *bert)
     return HAPT_OK;
 }
 
+/* The shape of hapt's own models. */
+static void set_shape(struct bert *bert)
+{
+    bert->ffn = 4 * bert->zoo.hidden;
+    bert->positions = bert->zoo.sequence;
+    bert->norm_epsilon = NORM_EPSILON;
+}
+
 static enum hapt_status build(struct bert *bert, struct hapt_model *model)
 {
     int words, targets, x;
@@ -176,9 +197,43 @@ enum hapt_status hapt_zoo_bert(const struct hapt_config *config, struct hapt_are
     static const char *const numbers[] = {"layers", "hidden", "heads", "sequence", "vocab", "microbatch", NULL};
     struct bert bert = {.tied = hapt_config_bool(config, "tied-embeddings")};
     HAPT_TRY(zoo_begin(&bert.zoo, config, numbers, arena, model));
+    set_shape(&bert);
     HAPT_TRY(check(&bert));
     HAPT_TRY(hapt_model_set(model, arena, "tied-embeddings", bert.tied ? "yes" : "no"));
     return build(&bert, model);
+}
+
+enum hapt_status hapt_bert_build(const char *family, const struct hapt_bert *of, const struct hapt_config *config,
+                                 struct hapt_arena *arena, struct hapt_model **model)
+{
+    const struct {
+        const char *name;
+        int64_t value;
+    } number[] = {
+        {"layers", of->layers}, {"hidden", of->hidden}, {"heads", of->heads}, {"ffn", of->ffn}, {"vocab", of->vocab}};
+    struct hapt_model *built;
+    struct bert bert = {.ffn = of->ffn,
+                        .positions = of->positions,
+                        .types = of->types,
+                        .norm_epsilon = of->norm_epsilon,
+                        .tanh = of->tanh,
+                        .tied = of->tied};
+    HAPT_TRY(hapt_model_begin(family, config, arena, &built));
+    HAPT_TRY(zoo_open(&bert.zoo, config, arena, built));
+    bert.zoo.layers = of->layers;
+    bert.zoo.hidden = of->hidden;
+    bert.zoo.heads = of->heads;
+    bert.zoo.vocab = of->vocab;
+    for (size_t i = 0; i < sizeof number / sizeof *number; i++)
+        HAPT_TRY(zoo_set_number(built, arena, number[i].name, number[i].value));
+    HAPT_TRY(zoo_set_number(built, arena, "sequence", bert.zoo.sequence));
+    HAPT_TRY(zoo_set_number(built, arena, "microbatch", bert.zoo.rows));
+    HAPT_TRY(check(&bert));
+    HAPT_TRY(hapt_model_set(built, arena, "tied-embeddings", of->tied ? "yes" : "no"));
+    HAPT_TRY(build(&bert, built));
+    HAPT_TRY(hapt_model_finish(built, config, arena));
+    *model = built;
+    return HAPT_OK;
 }
 
 enum hapt_status hapt_zoo_bert_moe(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_model *model)
@@ -191,6 +246,7 @@ enum hapt_status hapt_zoo_bert_moe(const struct hapt_config *config, struct hapt
     bert.experts = hapt_config_int(config, "experts");
     bert.top_k = hapt_config_int(config, "top-k");
     HAPT_TRY(zoo_begin(&bert.zoo, config, numbers, arena, model));
+    set_shape(&bert);
     HAPT_TRY(check(&bert));
     HAPT_TRY(hapt_model_set(model, arena, "tied-embeddings", bert.tied ? "yes" : "no"));
     snprintf(text, sizeof text, "%.9g", factor);

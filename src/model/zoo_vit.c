@@ -13,7 +13,7 @@
 
 struct vit {
     struct zoo zoo;
-    int64_t ffn, image, channels, patch, classes;
+    struct hapt_vit of;
 };
 
 /* One block; *x [rows][patches + 1][d] is the residual stream. */
@@ -21,21 +21,23 @@ static enum hapt_status block(struct vit *vit, int64_t index, int *x)
 {
     struct zoo *zoo = &vit->zoo;
     const int64_t d = zoo->hidden, attention[HAPT_MAX_ATTRIBUTES] = {zoo->heads, 0},
-                  erf_kind[HAPT_MAX_ATTRIBUTES] = {1};
+                  gelu_kind[HAPT_MAX_ATTRIBUTES] = {!vit->of.tanh};
+    const double epsilon = vit->of.norm_epsilon;
+    const bool bias = vit->of.qkv_bias;
     char name[96];
     int y, qkv[3], output[HAPT_MAX_OUTPUTS];
 #define NAME(suffix) (snprintf(name, sizeof name, "vit.encoder.layer.%" PRId64 "." suffix, index), name)
-    HAPT_TRY(zoo_layer_norm(zoo, NAME("layernorm_before"), d, NORM_EPSILON, *x, &y));
-    HAPT_TRY(zoo_linear(zoo, NAME("attention.attention.query"), d, d, WEIGHT_STD, true, y, &qkv[0]));
-    HAPT_TRY(zoo_linear(zoo, NAME("attention.attention.key"), d, d, WEIGHT_STD, true, y, &qkv[1]));
-    HAPT_TRY(zoo_linear(zoo, NAME("attention.attention.value"), d, d, WEIGHT_STD, true, y, &qkv[2]));
+    HAPT_TRY(zoo_layer_norm(zoo, NAME("layernorm_before"), d, epsilon, *x, &y));
+    HAPT_TRY(zoo_linear(zoo, NAME("attention.attention.query"), d, d, WEIGHT_STD, bias, y, &qkv[0]));
+    HAPT_TRY(zoo_linear(zoo, NAME("attention.attention.key"), d, d, WEIGHT_STD, bias, y, &qkv[1]));
+    HAPT_TRY(zoo_linear(zoo, NAME("attention.attention.value"), d, d, WEIGHT_STD, bias, y, &qkv[2]));
     HAPT_TRY(hapt_graph_add_op(zoo->graph, "grouped_attention", NAME("attention"), qkv, 3, attention, NULL, output));
     HAPT_TRY(zoo_linear(zoo, NAME("attention.output.dense"), d, d, WEIGHT_STD, true, output[0], &y));
     HAPT_TRY(zoo_add(zoo, NAME("residual_1"), *x, y, x));
-    HAPT_TRY(zoo_layer_norm(zoo, NAME("layernorm_after"), d, NORM_EPSILON, *x, &y));
-    HAPT_TRY(zoo_linear(zoo, NAME("intermediate.dense"), d, vit->ffn, WEIGHT_STD, true, y, &y));
-    HAPT_TRY(hapt_graph_add_op(zoo->graph, "gelu", NAME("gelu"), &y, 1, erf_kind, NULL, &y));
-    HAPT_TRY(zoo_linear(zoo, NAME("output.dense"), vit->ffn, d, WEIGHT_STD, true, y, &y));
+    HAPT_TRY(zoo_layer_norm(zoo, NAME("layernorm_after"), d, epsilon, *x, &y));
+    HAPT_TRY(zoo_linear(zoo, NAME("intermediate.dense"), d, vit->of.ffn, WEIGHT_STD, true, y, &y));
+    HAPT_TRY(hapt_graph_add_op(zoo->graph, "gelu", NAME("gelu"), &y, 1, gelu_kind, NULL, &y));
+    HAPT_TRY(zoo_linear(zoo, NAME("output.dense"), vit->of.ffn, d, WEIGHT_STD, true, y, &y));
     return zoo_add(zoo, NAME("residual_2"), *x, y, x);
 #undef NAME
 }
@@ -44,9 +46,9 @@ static enum hapt_status block(struct vit *vit, int64_t index, int *x)
 static enum hapt_status embed(struct vit *vit, int *x)
 {
     struct zoo *zoo = &vit->zoo;
-    const int64_t d = zoo->hidden, side = vit->image / vit->patch;
-    const int64_t images[] = {zoo->rows, vit->channels, vit->image, vit->image};
-    const int64_t kernel[] = {d, vit->channels, vit->patch, vit->patch};
+    const int64_t d = zoo->hidden, side = vit->of.image / vit->of.patch;
+    const int64_t images[] = {zoo->rows, vit->of.channels, vit->of.image, vit->of.image};
+    const int64_t kernel[] = {d, vit->of.channels, vit->of.patch, vit->of.patch};
     int patches[3], tokens[3];
     HAPT_TRY(zoo_input(zoo, "images", HAPT_ROLE_IMAGES, HAPT_F32, 4, images, &patches[0]));
     HAPT_TRY(zoo_normal(zoo, "vit.embeddings.cls_token", 3, (int64_t[]){1, 1, d}, WEIGHT_STD, &tokens[1]));
@@ -60,16 +62,24 @@ static enum hapt_status embed(struct vit *vit, int *x)
     return hapt_graph_add_op(zoo->graph, "class_token", "vit.embeddings", tokens, 3, NULL, NULL, x);
 }
 
-static enum hapt_status build(struct vit *vit)
+/* `model` gets the shape. */
+static enum hapt_status build(struct vit *vit, struct hapt_arena *arena, struct hapt_model *model)
 {
     struct zoo *zoo = &vit->zoo;
     int x, labels;
+    HAPT_TRY(zoo_check_blocks(zoo));
+    if (vit->of.image % vit->of.patch != 0)
+        return hapt_fail(HAPT_ERR_USAGE, "choose --image as a multiple of --patch",
+                         "images of %" PRId64 " x %" PRId64 " do not divide into patches of %" PRId64, vit->of.image,
+                         vit->of.image, vit->of.patch);
+    HAPT_TRY(zoo_set_number(model, arena, "ffn", vit->of.ffn));
+    model->classes = (int)vit->of.classes;
     HAPT_TRY(embed(vit, &x));
     HAPT_TRY(zoo_input(zoo, "labels", HAPT_ROLE_LABELS, HAPT_I32, 1, &zoo->rows, &labels));
     for (int64_t index = 0; index < zoo->layers; index++) HAPT_TRY(block(vit, index, &x));
-    HAPT_TRY(zoo_layer_norm(zoo, "vit.layernorm", zoo->hidden, NORM_EPSILON, x, &x));
+    HAPT_TRY(zoo_layer_norm(zoo, "vit.layernorm", zoo->hidden, vit->of.norm_epsilon, x, &x));
     HAPT_TRY(hapt_graph_add_op(zoo->graph, "take_token", "vit.class_token", &x, 1, NULL, NULL, &x));
-    HAPT_TRY(zoo_linear(zoo, "classifier", zoo->hidden, vit->classes, WEIGHT_STD, true, x, &x));
+    HAPT_TRY(zoo_linear(zoo, "classifier", zoo->hidden, vit->of.classes, WEIGHT_STD, true, x, &x));
     return zoo_classify(zoo, x, labels);
 }
 
@@ -77,19 +87,38 @@ enum hapt_status hapt_zoo_vit(const struct hapt_config *config, struct hapt_aren
 {
     static const char *const numbers[] = {"layers", "hidden",  "heads",      "image", "channels",
                                           "patch",  "classes", "microbatch", NULL};
-    struct vit vit = {.ffn = hapt_config_int(config, "ffn"),
-                      .image = hapt_config_int(config, "image"),
-                      .channels = hapt_config_int(config, "channels"),
-                      .patch = hapt_config_int(config, "patch"),
-                      .classes = hapt_config_int(config, "classes")};
+    struct vit vit = {.of = {.ffn = hapt_config_int(config, "ffn"),
+                             .image = hapt_config_int(config, "image"),
+                             .channels = hapt_config_int(config, "channels"),
+                             .patch = hapt_config_int(config, "patch"),
+                             .classes = hapt_config_int(config, "classes"),
+                             .norm_epsilon = NORM_EPSILON,
+                             .qkv_bias = true}};
     HAPT_TRY(zoo_begin(&vit.zoo, config, numbers, arena, model));
-    if (vit.ffn == 0) vit.ffn = 4 * vit.zoo.hidden;
-    HAPT_TRY(zoo_check_blocks(&vit.zoo));
-    if (vit.image % vit.patch != 0)
-        return hapt_fail(HAPT_ERR_USAGE, "choose --image as a multiple of --patch",
-                         "images of %" PRId64 " x %" PRId64 " do not divide into patches of %" PRId64, vit.image,
-                         vit.image, vit.patch);
-    HAPT_TRY(zoo_set_number(model, arena, "ffn", vit.ffn));
-    model->classes = (int)vit.classes;
-    return build(&vit);
+    if (vit.of.ffn == 0) vit.of.ffn = 4 * vit.zoo.hidden;
+    return build(&vit, arena, model);
+}
+
+enum hapt_status hapt_vit_build(const char *family, const struct hapt_vit *of, const struct hapt_config *config,
+                                struct hapt_arena *arena, struct hapt_model **model)
+{
+    const struct {
+        const char *name;
+        int64_t value;
+    } number[] = {{"layers", of->layers}, {"hidden", of->hidden},     {"heads", of->heads},    {"image", of->image},
+                  {"patch", of->patch},   {"channels", of->channels}, {"classes", of->classes}};
+    struct hapt_model *built;
+    struct vit vit = {.of = *of};
+    HAPT_TRY(hapt_model_begin(family, config, arena, &built));
+    HAPT_TRY(zoo_open(&vit.zoo, config, arena, built));
+    vit.zoo.layers = of->layers;
+    vit.zoo.hidden = of->hidden;
+    vit.zoo.heads = of->heads;
+    for (size_t i = 0; i < sizeof number / sizeof *number; i++)
+        HAPT_TRY(zoo_set_number(built, arena, number[i].name, number[i].value));
+    HAPT_TRY(zoo_set_number(built, arena, "microbatch", vit.zoo.rows));
+    HAPT_TRY(build(&vit, arena, built));
+    HAPT_TRY(hapt_model_finish(built, config, arena));
+    *model = built;
+    return HAPT_OK;
 }

@@ -155,7 +155,7 @@ static int count_moves(const struct shape *shape, enum hapt_collective_kind kind
 static void random_layouts_train(void)
 {
     struct hapt_model *const usual = model;
-    const int ranks = test_env.world_size, rounds = test_long() ? 100 : ranks == 1 ? 0 : 4;
+    const int ranks = test_env.world_size, rounds = test_long() ? 100 : ranks == 1 ? 0 : 3;
     int moves[HAPT_COLLECTIVE_COUNT] = {0}, trained = 0;
     uint64_t random = 12345;
     model = make_model_of_rows("fp32", "yes", REFERENCE, "8"); /* enough rows for uneven shares */

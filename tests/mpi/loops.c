@@ -1,4 +1,4 @@
-/* ranks: 1 2 4; HAPT_LONG: 3
+/* ranks: 1 4; HAPT_LONG: 2 3
  * Runs beside others: it measures no time.
  * Looped schedules, also with split backward passes, and frozen prefixes, trained: for each model one set of losses and
  * weights, whatever the schedule, the placement, the cuts and the number of ranks. Checkpoints of looped plans are

@@ -1,4 +1,4 @@
-/* ranks: 1 2 4; HAPT_LONG: 3
+/* ranks: 1 4; HAPT_LONG: 2 3
  * Runs beside others: it measures no time.
  * The plan depends neither on the number of ranks nor on the rank that reads it. */
 #include "random_profile.h"

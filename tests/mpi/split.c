@@ -1,5 +1,5 @@
 /*
- * ranks: 1 2 4; HAPT_LONG: 3
+ * ranks: 1 4; HAPT_LONG: 2 3
  * Runs beside others: it measures no time.
  * Split backward passes in training. Losses, gradient norms and weights must have the bits of the unsplit run of the
  * same stages, and memory must be as planned. Models: GPT (tied, bf16), a GPT with two long skips, BERT with experts,

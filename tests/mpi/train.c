@@ -1,4 +1,4 @@
-/* ranks: 1 2 4; HAPT_LONG: 3
+/* ranks: 1 4; HAPT_LONG: 2 3
  * Runs beside others: it measures no time.
  * Training by hand-made plans, compared with a run of PyTorch (tests/data/gpt-small.h5), with one rank, and with
  * itself. */
@@ -42,7 +42,7 @@ static struct shape random_shape(uint64_t *random)
 static void random_plans(void)
 {
     uint64_t random = 17;
-    const int rounds = test_long() ? 200 : test_env.world_size == 1 ? 1 : 8;
+    const int rounds = test_long() ? 200 : test_env.world_size == 1 ? 1 : 5;
     for (int round = 0; round < rounds; round++) {
         const struct shape shape = random_shape(&random);
         struct hapt_train_result *result = train(&shape, make_config("random", reference_options), NULL);
@@ -106,7 +106,7 @@ static void print_shape(const struct shape *shape)
 static void stages_share_submeshes(void)
 {
     uint64_t random = 23;
-    const int rounds = test_long() ? 200 : 6;
+    const int rounds = test_long() ? 200 : 4;
     for (int round = 0; round < rounds; round++) {
         const struct shape shape = folded_shape(&random, true);
         struct hapt_train_result *result = train(&shape, make_config("folded", reference_options), NULL);

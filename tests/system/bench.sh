@@ -19,17 +19,17 @@ else
 fi
 section 1 '^two ranks / two threads: median @ ' run ranks
 section 1 "^hapt / even split: median @ .*; simulator's ratio @\$" run plan
-section 1 '^each at its best rows: hapt first on [01] of 1; least @, quartiles @ @ @, most @$' compare table
-section 1 '^gpt2-124m: a plan at 2 of 2 sizes; worst cliff @; the best single choice takes @ to @ times as long$' memory
 section 1 '; 1 rank / 2 ranks: median @ ' run search
 section 2 '^bert-base, .*: @ s, published @ s; @ operators, ' run synthesis
 section 1 '^VGG19: at most @x over DP-EV ' hap figure-13
 section 2 '^  2 A100 .*computation / communication +@; EV +@ s, CP +@ s, LP +@ s ' hap figure-2
-section 4 '^on the (device|host), (in-order|priority): measured / predicted: median @' run priority
-section 1 '^1 of 1 stages with weights on the host: measured / predicted: median @' run weights
 section 2 '^[12] threads: update @ GB/s, memory @ GB/s: median ratio @, least @$' run optimizer
 section 6 '^  autohete +@ +@/@/@( +@){4}$' run autohete
-if [ "${HAPT_LONG:-0}" != 0 ]; then # half a minute, and 12 or 5 s each
+if [ "${HAPT_LONG:-0}" != 0 ]; then # half a minute, and 12 to 3 s each
+    section 1 '^each at its best rows: hapt first on [01] of 1; least @, quartiles @ @ @, most @$' compare table
+    section 1 '^gpt2-124m: a plan at 2 of 2 sizes; worst cliff @; the best single choice takes @ to @ times as long$' memory
+    section 4 '^on the (device|host), (in-order|priority): measured / predicted: median @' run priority
+    section 1 '^1 of 1 stages with weights on the host: measured / predicted: median @' run weights
     section 2 '^step time, (even|proportional) data parallelism / HAP: median @ ' run hetero
     check "bench/run hetero: predictions" grep -qE '^predicted against measured over 5 plans: Pearson -?[0-9.]+,' "$scratch/out"
     section 1 '^VGG19: at most @x over DP-EV ' hap profiled

@@ -180,10 +180,10 @@ def calls():
             good = reference(ranks)
         places = all_calls(ranks, rank, asynchronous)
         count = len(places)
-        if not long_round:  # one of each kind; on two ranks one in total
+        if not long_round:  # one of each kind, of half of them without a copy; on two ranks one in total
             kinds = sorted({call for call, _, _ in places})
             places = [random.choice([place for place in places if place[0] == kind]) for kind in kinds]
-            places = places if ranks == 1 else random.sample(places, 1)
+            places = random.sample(places, 1 if ranks > 1 else len(places) if asynchronous == "yes" else len(places) // 2)
         elif not every_call:
             places = sorted(random.sample(places, min(len(places), MOST_CALLS)))
         print("rank %d of %d, asynchronous %s: %d of %d calls" % (rank, ranks, asynchronous, len(places), count), flush=True)
@@ -260,7 +260,7 @@ def crash():
             # everywhere in the long round, else at a few points
             places, seen = range(1, len(recorded) + 1), set()
             if not long_round:
-                places = sorted(random.sample(places, min(len(places), 8)))
+                places = sorted(random.sample(places, min(len(places), 5)))
             for place in places:
                 for how in ("all", "synced", "some"):
                     again = folder + "/again"

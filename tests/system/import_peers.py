@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import transformers
 from peft import PeftModel
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageClassification, AutoModelForMaskedLM
 
 HAPT, FOLDER = sys.argv[1:3]
 LONG = os.environ.get("HAPT_LONG", "0") != "0"
@@ -70,7 +70,20 @@ def decoder(draw):
                 initializer_range=0.1, attention_dropout=0.0)
 
 
+def encoder(draw):
+    heads = draw.choice([2, 4])
+    return dict(hidden_size=heads * draw.choice([8, 12]), intermediate_size=draw.choice([40, 72]), num_hidden_layers=draw.choice([2, 3]),
+                num_attention_heads=heads, hidden_act=draw.choice(["gelu", "gelu_new"]), layer_norm_eps=draw.choice([1e-12, 1e-6]),
+                hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, initializer_range=0.1)
+
+
 def configs(family, draw):
+    if family == "bert":
+        return transformers.BertConfig(vocab_size=draw.choice([64, 97]), max_position_embeddings=draw.choice([T, 40]), pad_token_id=None,
+                                       type_vocab_size=draw.choice([1, 2]), **encoder(draw))
+    if family == "vit":
+        return transformers.ViTConfig(image_size=12, patch_size=draw.choice([3, 4]), num_channels=draw.choice([1, 3]), num_labels=draw.choice([3, 7]),
+                                      qkv_bias=draw.choice([True, False]), **encoder(draw))
     shape = decoder(draw)
     if family == "gpt2":
         return transformers.GPT2Config(vocab_size=shape["vocab_size"], n_positions=draw.choice([T, 40]), n_embd=48, n_layer=2, n_head=4,
@@ -117,8 +130,9 @@ def randomised(model, seed):
 
 
 def loss_of(model, batch):
-    logits = model(batch[:, :-1]).logits
-    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+    inputs, targets = batch
+    logits = model(inputs).logits
+    return torch.nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten())  # -100 does not count
 
 
 def train(model, batches):
@@ -136,15 +150,19 @@ def train(model, batches):
     return np.array(losses)
 
 
-def loaded(folder):
-    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float64).train()
+def classes_of(family):
+    return {"bert": AutoModelForMaskedLM, "vit": AutoModelForImageClassification}.get(family, AutoModelForCausalLM)
+
+
+def loaded(folder, family=""):
+    model = classes_of(family).from_pretrained(folder, attn_implementation="eager", dtype=torch.float64).train()
     model.config._experts_implementation = "eager"  # the others compute experts in 16 or 32 bits
     return model
 
 
 def logits_of(model, batch):
     with torch.no_grad():
-        return model.eval()(batch[:, :-1]).logits
+        return model.eval()(batch[0]).logits
 
 
 def make(family, seed):
@@ -152,17 +170,29 @@ def make(family, seed):
     draw = random.Random("%s %d" % (family, seed))
     torch.manual_seed(seed)
     config = configs(family, draw)
-    model = randomised(AutoModelForCausalLM.from_config(config, attn_implementation="eager").double(), seed)
+    model = randomised(classes_of(family).from_config(config, attn_implementation="eager").double(), seed)
     folder, kind = path("%s-%d" % (family, seed)), draw.choice(["fp32", "bf16", "shards"])
     model.to(torch.bfloat16 if kind == "bf16" else torch.float32).save_pretrained(folder, max_shard_size="20KB" if kind == "shards" else "5GB")
-    batches = torch.tensor(np.random.default_rng(seed).integers(0, config.vocab_size, (STEPS, ROWS, T + 1)))
+    random_numbers = np.random.default_rng(seed)
     with h5py.File(path("data.h5"), "w") as data:
-        data["batches"] = batches.numpy().astype(np.int32)
+        if family == "vit":
+            inputs = random_numbers.normal(size=(STEPS, ROWS, config.num_channels, 12, 12)).astype(np.float32)
+            targets = random_numbers.integers(0, config.num_labels, (STEPS, ROWS))
+            data["images"], data["labels"] = inputs, targets.astype(np.int32)
+        else:
+            tokens = random_numbers.integers(0, config.vocab_size, (STEPS, ROWS, T + 1))
+            inputs, targets = tokens[..., :-1], tokens[..., 1:].copy()
+            data["batches"] = (tokens if family != "bert" else inputs).astype(np.int32)
+        if family == "bert":  # masked tokens alone count
+            targets[random_numbers.random(targets.shape) < 0.7] = -100
+            data["targets"] = targets.astype(np.int32)
+    batches = [(torch.tensor(a).double() if a.dtype == np.float32 else torch.tensor(a), torch.tensor(b)) for a, b in zip(inputs, targets)]
     return folder, "%s %d (%s)" % (family, seed, kind), batches
 
 
 def trained(folder, name, ranks, *options):
-    run("import", folder, "--sequence", str(T), "--microbatch", "2", "--overwrite", "--output", path("m.h5"), *options)
+    sequence = [] if name.startswith("vit") else ["--sequence", str(T)]
+    run("import", folder, *sequence, "--microbatch", "2", "--overwrite", "--output", path("m.h5"), *options)
     out = path("run")
     shutil.rmtree(out, ignore_errors=True)
     run("--input", path("m.h5"), "--data", path("data.h5"), *TRAINING, "--output", out, ranks=ranks)
@@ -178,15 +208,17 @@ def exported(out, *options):
 
 def whole_models(family, seed, ranks):
     folder, name, batches = make(family, seed)
-    model = loaded(folder)
+    model = loaded(folder, family)
+    first = loss_of(model, batches[0]).item()
     expected = train(model, batches)
     out, losses = trained(folder, name, ranks)
     worst = np.abs(losses - expected).max()
-    ours, theirs = logits_of(loaded(exported(out)), batches[0]), logits_of(model, batches[0])
+    ours, theirs = logits_of(loaded(exported(out), family), batches[0]), logits_of(model, batches[0])
     apart = (ours - theirs).abs().max().item() / theirs.abs().max().item()
     print("%-22s %d ranks: losses within %.1e, logits of the exported folder within %.1e" % (name, ranks, worst, apart))
     # Adam makes whole steps of gradients that are nearly 0, such as those of key biases: they differ between fp32 and fp64.
     check(worst < 1e-4, "%s: losses differ by %g" % (name, worst))
+    check(abs(losses[0] / first - 1) < 1e-5, "%s: the first loss is %g, not %g" % (name, losses[0], first))
     check(apart < 1e-3, "%s: logits differ by %g" % (name, apart))
 
 
@@ -212,7 +244,8 @@ def adapters(family, seed, ranks):
     check(apart < 1e-4, "%s: LoRA, logits differ by %g" % (name, apart))
 
 
-FAMILIES = ["gemma2", "gemma3", "gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"]
+FAMILIES = ["bert", "vit", "gemma2", "gemma3", "gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"]
+FAMILIES = os.environ.get("HAPT_FAMILIES", " ".join(FAMILIES)).split()
 for i, family in enumerate(FAMILIES):
     for k in range(5 if LONG else 1):
         whole_models(family, SEED + k, (i + k) % 4 + 1)

@@ -115,7 +115,7 @@ refuses 2 'no effect' 1 plan --input "$scratch/m.h5" --cluster "$scratch/wide.js
 
 # The one command, which measures.
 job() { # NAME CLUSTER OPTIONS...
-    passes 2 --input "$scratch/m.h5" --cluster "$scratch/$2.json" --microbatches 4 --threads 1 --profile-seconds 2 --steps 6 --checkpoint-every 3 \
+    passes 2 --input "$scratch/m.h5" --cluster "$scratch/$2.json" --microbatches 4 --threads 1 --profile-seconds 1 --steps 6 --checkpoint-every 3 \
         --output "$scratch/run-$1" "${@:3}"
 }
 job one tight

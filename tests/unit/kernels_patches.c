@@ -180,6 +180,52 @@ static void taken_tokens(void)
     }
 }
 
+static void row_reference(const struct problem *problem, double *y)
+{
+    const struct tensor *x = problem->input[0], *table = problem->input[1];
+    const int64_t d = table->view.shape[1];
+    for (int64_t i = 0; i < x->count; i++) y[i] = x->value[i] + table->value[i % d];
+}
+
+static void check_row(int64_t rows, int64_t d, enum hapt_dtype dtype, unsigned add, int threads)
+{
+    struct tensor x = TENSOR(dtype, -1, 1, 2, rows, d), table = TENSOR(dtype, -1, 1, 3, d);
+    struct tensor y = TENSOR(dtype, 0, 0, 2, rows, d), dy = TENSOR(dtype, -1, 1, 2, rows, d);
+    struct tensor dx = TENSOR(dtype, -1, 1, 2, rows, d), dtable = TENSOR(HAPT_F32, -1, 1, 3, d);
+    double *expected = malloc((size_t)y.count * sizeof *expected);
+    struct problem problem = {.forward = row_reference, .input = {&x, &table}, .out_count = y.count, .dy = dy.value};
+    row_reference(&problem, expected);
+    struct hapt_call call = {
+        .input_count = 2, .output_count = 1, .input = {x.view, table.view}, .output = {y.view}, .threads = threads};
+    kernel_run("add_row", dtype, &call);
+    check_close(&y.view, expected, dtype == HAPT_F32 ? 2e-7 : HALF_UNIT(dtype), "row");
+    struct hapt_call back = {.input_count = 2,
+                             .output_count = 2,
+                             .input = {table.view, dy.view},
+                             .output = {dx.view, dtable.view},
+                             .accumulate = add,
+                             .threads = threads};
+    kernel_run("add_row_backward", dtype, &back);
+    check_gradient(&problem, 0, &dx.view, add & 1u ? dx.value : NULL, 40, dtype == HAPT_F32 ? 1e-6 : HALF_UNIT(dtype),
+                   "dx");
+    check_gradient(&problem, 1, &dtable.view, add & 2u ? dtable.value : NULL, 40, 2e-6, "dtable");
+    free(expected);
+    tensor_free(&x);
+    tensor_free(&table);
+    tensor_free(&y);
+    tensor_free(&dy);
+    tensor_free(&dx);
+    tensor_free(&dtable);
+}
+
+static void added_rows(void)
+{
+    static const int64_t shapes[][2] = {{1, 1}, {5, 17}, {33, 48}, {9, 130}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (int v = 0; v < 16; v++)
+            check_row(shapes[i][0], shapes[i][1], types[v & 1], (unsigned)v >> 1 & 3u, v & 8 ? 2 : 1);
+}
+
 int main(int argc, char **argv)
 {
     kernels_init(&argc, &argv);
@@ -188,6 +234,7 @@ int main(int argc, char **argv)
         RUN(patch_embeddings);
         RUN(class_tokens);
         RUN(taken_tokens);
+        RUN(added_rows);
     }
     return kernels_finish();
 }

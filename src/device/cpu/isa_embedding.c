@@ -75,8 +75,52 @@ INLINE enum hapt_status embedding_dw_run(const struct hapt_call *call, bool half
 
 KERNELS(embedding_dw, return embedding_dw_run(call, half))
 
+/* y = x + the first row of a table. input: x, table */
+INLINE void add_row_run(const struct hapt_call *call, bool half)
+{
+    const struct hapt_view *y = &call->output[0];
+    const int64_t rows = view_rows(y), columns = view_columns(y);
+    const void *x = call->input[0].data, *table = call->input[1].data;
+#pragma omp parallel for schedule(static) num_threads(threads_for(call, rows *columns))
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t c = 0; c < columns; c += LANES) {
+            const int64_t left = columns - c;
+            store(y->data, r * columns + c, left, half,
+                  load(x, r * columns + c, left, half) + load(table, c, left, half));
+        }
+}
+
+/* Input: table, dy; output: dx, dtable. Threads own columns and sum the rows in order. */
+INLINE void add_row_backward_run(const struct hapt_call *call, bool half)
+{
+    const struct hapt_view *view = &call->input[1];
+    const int64_t rows = view_rows(view), columns = view_columns(view), words = call->input[0].shape[0];
+    void *dx = call->output[0].data;
+    float *dtable = call->output[1].data;
+    const unsigned add = call->accumulate;
+#pragma omp parallel for schedule(static) num_threads(threads_for(call, rows *columns))
+    for (int64_t c = 0; c < columns; c += LANES) {
+        const int64_t left = columns - c;
+        vector sum = {0};
+        for (int64_t r = 0; r < rows; r++) {
+            const int64_t at = r * columns + c;
+            const vector value = load(view->data, at, left, half);
+            sum += value;
+            if (dx) store(dx, at, left, half, add & 1u ? value + load(dx, at, left, half) : value);
+        }
+        if (!dtable) continue;
+        store(dtable, c, left, false, add & 2u ? sum + load(dtable, c, left, false) : sum);
+        for (int64_t w = 1; w < words && !(add & 2u); w++) store(dtable, w * columns + c, left, false, (vector){0});
+    }
+}
+
+KERNELS(add_row, add_row_run(call, half))
+KERNELS(add_row_backward, add_row_backward_run(call, half))
+
 const struct cpu_kernel ISA_NAME(hapt_cpu_embedding)[] = {
     KERNEL_ROWS("embedding", NULL, embedding),
     KERNEL_ROWS("embedding_dw", NULL, embedding_dw),
+    KERNEL_ROWS("add_row", NULL, add_row),
+    KERNEL_ROWS("add_row_backward", NULL, add_row_backward),
     {HAPT_F32, {NULL, NULL, NULL}},
 };

@@ -214,8 +214,66 @@ static enum hapt_status embedding_dw_run(const struct hapt_call *call, struct ha
     return embedding_dw_launch<Element, 1>(tokens, dy, dtable, dposition, call->workspace, queue);
 }
 
+/* y = x + the first row of a table. */
+template <class Element, int N>
+static __global__ void add_row_kernel(int64_t rows, int64_t columns, const Element *x, const Element *table, Element *y)
+{
+    const int64_t parts = columns / N;
+    for (GRID_STRIDE(i, rows * parts)) {
+        float value[N], added[N];
+        load<N>(x + i * N, value);
+        load<N>(table + i % parts * N, added);
+        for (int e = 0; e < N; e++) value[e] += added[e];
+        store<N>(y + i * N, value, false);
+    }
+}
+
+template <class Element> static enum hapt_status add_row_run(const struct hapt_call *call, struct hapt_queue *queue)
+{
+    const struct hapt_view *y = &call->output[0];
+    const int64_t columns = view_columns(y), elements = hapt_view_elements(y);
+    const Element *x = (const Element *)call->input[0].data, *table = (const Element *)call->input[1].data;
+    const bool packed = packs_fit<Element>(columns, x, table, y->data);
+    if (elements == 0) return HAPT_OK;
+    return launch(packed ? add_row_kernel<Element, pack<Element>::COUNT> : add_row_kernel<Element, 1>,
+                  blocks_for(elements / (packed ? pack<Element>::COUNT : 1), THREADS), THREADS, 0, queue,
+                  elements / columns, columns, x, table, (Element *)y->data);
+}
+
+/* A thread owns a column and sums the rows in order; the other rows of the table have no gradient. */
+template <class Element>
+static __global__ void add_row_backward_kernel(int64_t rows, int64_t columns, int64_t words, const Element *dy,
+                                               Element *dx, float *dtable, unsigned add)
+{
+    for (GRID_STRIDE(c, columns)) {
+        float sum = 0;
+        const float zero = 0;
+        for (int64_t r = 0; r < rows; r++) {
+            const float value = to_float(dy[r * columns + c]);
+            sum += value;
+            if (dx) store<1>(dx + r * columns + c, &value, add & 1u);
+        }
+        if (!dtable) continue;
+        store<1>(dtable + c, &sum, add & 2u);
+        for (int64_t w = 1; w < words && !(add & 2u); w++) store<1>(dtable + w * columns + c, &zero, false);
+    }
+}
+
+template <class Element>
+static enum hapt_status add_row_backward_run(const struct hapt_call *call, struct hapt_queue *queue)
+{
+    const struct hapt_view *dy = &call->input[1];
+    const int64_t columns = view_columns(dy);
+    if (columns == 0) return HAPT_OK;
+    return launch(add_row_backward_kernel<Element>, blocks_for(columns, 64), 64, 0, queue,
+                  hapt_view_elements(dy) / columns, columns, call->input[0].shape[0], (const Element *)dy->data,
+                  (Element *)call->output[0].data, (float *)call->output[1].data, call->accumulate);
+}
+
 extern const struct cuda_kernel hapt_cuda_embedding[] = {
     CUDA_KERNELS("embedding", NULL, embedding_run),
     CUDA_KERNELS("embedding_dw", embedding_dw_workspace, embedding_dw_run),
+    CUDA_KERNELS("add_row", NULL, add_row_run),
+    CUDA_KERNELS("add_row_backward", NULL, add_row_backward_run),
     CUDA_KERNELS_END,
 };
