@@ -32,8 +32,8 @@ struct hapt_data;
 enum hapt_status hapt_data_open(const struct hapt_env *env, const char *path, const struct hapt_model *model, int rows,
                                 int64_t steps, uint64_t seed, struct hapt_data **data);
 /* Checks form, rows, steps and the range of tokens and labels as hapt_data_open does; rows 0: as
- * hapt_data_open_held_out. Call early: a wrong file then
- * fails before long work. Collective over env->world; ends in agreement. */
+ * hapt_data_open_held_out. Call early: a wrong file then fails before long work. Collective over env->world; ends in
+ * agreement. */
 enum hapt_status hapt_data_check(const struct hapt_env *env, const char *path, const struct hapt_model *model, int rows,
                                  int64_t steps);
 /* Opens held-out data for validation. Its rows come in order, each of them once, `rows` per step: windows of T tokens
@@ -297,6 +297,8 @@ enum hapt_status hapt_train_resume(const struct hapt_env *env, struct hapt_confi
  * Collective; ends in agreement. */
 enum hapt_status hapt_train_check_data(const struct hapt_env *env, const struct hapt_config *config,
                                        const struct hapt_model *model);
+/* HAPT_ERR_USAGE: options of validation that have no effect. Call before long work. Rank-local. */
+enum hapt_status hapt_train_check_validation(const struct hapt_config *config);
 /* HAPT_ERR_IO: a checkpoint is larger than the free space on the output folder's disk. Call before long work.
  * Collective; ends in agreement. */
 enum hapt_status hapt_train_check_disk(const struct hapt_env *env, const struct hapt_config *config,

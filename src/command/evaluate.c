@@ -1,6 +1,7 @@
 /* hapt evaluate: the loss of a model or a checkpoint on held-out data. */
 #include <jansson.h>
 #include <math.h>
+#include <string.h>
 
 #include "hapt/train.h"
 #include "json_print.h"
@@ -12,8 +13,10 @@ const char hapt_command_evaluate_help[] =
     "forward passes only.\n"
     "\n"
     "Rows come in order, each once: windows of T tokens that follow each other, images, or the rows of exact batches\n"
-    "(see hapt data --help). --validate-rows N takes N of them, evenly spaced. The loss does not depend on the plan,\n"
-    "but for rounding. Batch normalisation uses the statistics of each microbatch, as in training.\n"
+    "(see hapt data --help). The end of a stream that fills no row is left out. --validate-rows N takes N rows, "
+    "evenly\n"
+    "spaced. But for rounding, the loss does not depend on the plan, except with batch normalisation: it uses the\n"
+    "statistics of each microbatch, as in training, and copies of the first row fill the last microbatch.\n"
     "\n"
     "Prints the loss in nats per target; for tokens the perplexity, exp(loss); and top-1, the share of targets that "
     "are\n"
@@ -22,6 +25,8 @@ const char hapt_command_evaluate_help[] =
 
 static enum hapt_status check_options(const struct hapt_config *config)
 {
+    if (strcmp(hapt_config_text(config, "device"), "emulated") == 0)
+        return hapt_fail(HAPT_ERR_USAGE, "leave out --device emulated", "modelled devices compute no loss");
     if (!hapt_config_text(config, "data"))
         return hapt_fail(HAPT_ERR_USAGE, "give --data D.h5 (see hapt data --help)", "no held-out data given");
     if (!hapt_config_text(config, "plan") && !hapt_config_text(config, "checkpoint"))
@@ -51,6 +56,9 @@ static enum hapt_status print(struct hapt_env *env, const struct hapt_model *mod
 {
     const bool tokens = hapt_model_input(model, HAPT_ROLE_IMAGES) < 0;
     if (env->world_rank != 0) return HAPT_OK;
+    if (!isfinite(result->loss))
+        return hapt_fail(HAPT_ERR_INPUT, "look for weights or data that are too large; --precision fp32 has more range",
+                         "the loss is %g", result->loss);
     hapt_print(env, "rows         %lld, %lld targets\n", (long long)result->rows, (long long)result->targets);
     if (checkpoint) hapt_print(env, "checkpoint   %s\n", checkpoint->path);
     hapt_print(env, "loss         %.6f nat per target\n", result->loss);
@@ -60,7 +68,9 @@ static enum hapt_status print(struct hapt_env *env, const struct hapt_model *mod
     json_t *json = json_pack("{s:s, s:i, s:f, s:I, s:I}", "format", "hapt-evaluation", "version", 1, "loss",
                              result->loss, "rows", (json_int_t)result->rows, "targets", (json_int_t)result->targets);
     if (json && isfinite(result->top1)) json_object_set_new(json, "top1", json_real(result->top1));
-    if (json && tokens) json_object_set_new(json, "perplexity", json_real(exp(result->loss)));
+    const double perplexity = exp(result->loss); /* may be too large for a number */
+    if (json && tokens)
+        json_object_set_new(json, "perplexity", isfinite(perplexity) ? json_real(perplexity) : json_null());
     if (json && checkpoint) json_object_set_new(json, "step", json_integer(checkpoint->step));
     return hapt_json_print(json, "evaluation", 1);
 }
@@ -76,8 +86,8 @@ enum hapt_status hapt_command_evaluate(struct hapt_env *env, struct hapt_config 
     HAPT_TRY(hapt_phase_model(env, config, arena, &model));
     HAPT_TRY(find_checkpoint(env, config, model, arena, &checkpoint));
     HAPT_TRY(hapt_phase_cluster(env, config, true, arena, &cluster));
-    HAPT_TRY(hapt_phase_precision(env, config, cluster, checkpoint, model));
     struct hapt_checkpoint *planned = hapt_config_text(config, "plan") ? NULL : checkpoint;
+    HAPT_TRY(hapt_phase_precision(env, config, cluster, planned, model));
     HAPT_TRY(hapt_phase_plan_given(env, config, model, planned, arena, &plan));
     HAPT_TRY(hapt_phase_rebatch(env, plan, arena, &model));
     plan->precision = model->precision;

@@ -53,6 +53,7 @@ static enum hapt_status check_options(struct hapt_config *config, struct hapt_ar
         HAPT_TRY(hapt_phase_refuse_unused(config, "--profile is not measured again", HAPT_PHASE_MEASURING));
     HAPT_TRY(hapt_phase_plan_options(config));
     HAPT_TRY(hapt_phase_rows_options(config));
+    HAPT_TRY(hapt_train_check_validation(config));
     if (!strcmp(hapt_config_text(config, "resume"), "no"))
         return hapt_phase_refuse_unused(config, "it needs --resume", "replan");
     return HAPT_OK;

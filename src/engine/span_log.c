@@ -12,7 +12,14 @@ void hapt_span_log_add(struct hapt_span_log *log, enum hapt_span_kind kind, doub
 {
     if (!log) return;
     pthread_mutex_lock(&log->lock);
-    log->span[log->count++ % log->capacity] = (struct hapt_span){kind, begin_s, end_s};
+    if (!log->paused) log->span[log->count++ % log->capacity] = (struct hapt_span){kind, begin_s, end_s};
+    pthread_mutex_unlock(&log->lock);
+}
+
+void hapt_span_log_pause(struct hapt_span_log *log, bool paused)
+{
+    pthread_mutex_lock(&log->lock);
+    log->paused = paused;
     pthread_mutex_unlock(&log->lock);
 }
 

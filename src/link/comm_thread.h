@@ -98,8 +98,8 @@ struct flow {
     const struct flow **next;
     struct chunk_queue chunk_queue;
     atomic_llong active_ns, shortest_ns; /* shortest_ns: of one message, since the last call; 0: none */
-    /* The newest range of untimed messages, and how many were before it. Messages before the range have no more part in
-     * the flow when it changes. */
+    /* The newest range of untimed messages, and the number of untimed messages before it. When the range changes, all
+     * messages before it have been received. */
     atomic_llong untimed_first, untimed_end, untimed_before;
     /* receiving */
     atomic_llong expected, freed;

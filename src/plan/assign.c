@@ -3,7 +3,9 @@
 
 #include <string.h>
 
-#define HINT "plan for this cluster (hapt plan); to continue a run on other devices: hapt --resume yes --replan"
+#define HINT                                                                                                      \
+    "plan for this cluster (hapt plan), then give --plan; to continue a run on other devices: hapt --resume yes " \
+    "--replan"
 
 static enum hapt_status check_mixed(const struct hapt_plan_submesh *submesh, int i, const struct hapt_cluster *cluster)
 {

@@ -39,7 +39,7 @@ static void print_validation(const struct hapt_env *env, const struct hapt_repor
     const struct hapt_validation *all = report->validation, *best = all;
     if (count == 0) return;
     for (int64_t i = 1; i < count; i++)
-        if (!(all[i].loss >= best->loss)) best = &all[i];
+        if (isfinite(all[i].loss) && !(best->loss <= all[i].loss)) best = &all[i];
     hapt_print(env, "validation   %.4f first, %.4f last, %.4f lowest (after %lld steps)\n", all[0].loss,
                all[count - 1].loss, best->loss, (long long)best->step);
 }

@@ -373,8 +373,8 @@ static double loss_of(const struct hapt_history *history, int64_t step)
     return loss;
 }
 
-/* Steps are at most the newest; the rest is in checkpoint.h. Of checkpoints with the same loss, the oldest is the one
- * that was validated. */
+/* Steps are at most the newest; the rest is in checkpoint.h. Several checkpoints may follow one validation: the first
+ * of them is nearest to it. */
 void checkpoint_choose(int count, const int64_t *step, int64_t keep, int64_t every, const struct hapt_history *history,
                        bool *stays)
 {
@@ -406,7 +406,9 @@ static enum hapt_status remove_older(const struct hapt_checkpoint_writer *writer
         if (path) checkpoint_set_aside(writer->folder, name_of(path), "foreign");
     }
     HAPT_NEW(stays, arena, count + 1);
-    checkpoint_choose(count - own, step + own, writer->keep, writer->keep_every, history, stays);
+    struct hapt_history known = *history;
+    if (!hapt_config_text(writer->config, "validation-data")) known.validation_count = 0; /* it would be out of date */
+    checkpoint_choose(count - own, step + own, writer->keep, writer->keep_every, &known, stays);
     for (int i = own; i < count; i++)
         if (!stays[i - own]) remove_checkpoint(writer->folder, step[i], arena);
     return HAPT_OK;

@@ -100,16 +100,20 @@ enum hapt_status hapt_data_open(const struct hapt_env *env, const char *path, co
 enum hapt_status hapt_data_open_held_out(const struct hapt_env *env, const char *path, const struct hapt_model *model,
                                          int rows, int64_t most, struct hapt_data **data)
 {
-    HAPT_TRY(load(env, path, model, 0, 0, data));
-    const struct data_layout *layout = &(*data)->layout;
+    struct hapt_data *made;
+    HAPT_TRY(load(env, path, model, 0, 0, &made));
+    const struct data_layout *layout = &made->layout;
     const int64_t all = layout->exact    ? layout->units * (layout->unit_inputs / layout->stride)
                         : layout->images ? layout->units
                                          : (layout->units - 1) / layout->width;
-    (*data)->rows = rows;
-    (*data)->held_out.all = all;
-    (*data)->held_out.used = most > 0 && most < all ? most : all;
-    if (all > 0) return HAPT_OK;
-    hapt_data_close(*data);
+    made->rows = rows;
+    made->held_out.all = all;
+    made->held_out.used = most > 0 && most < all ? most : all;
+    if (all > 0) {
+        *data = made;
+        return HAPT_OK;
+    }
+    hapt_data_close(made);
     return hapt_env_agree(env->world, hapt_fail(HAPT_ERR_INPUT, "give more data", "%s holds no row", path));
 }
 
@@ -150,7 +154,7 @@ static bool is_held_out(const struct hapt_data *data, int64_t step, int row, int
     return *number < data->held_out.used;
 }
 
-/* Rows that are read are evenly spaced in the file. Behind the last one, the first one fills the step. */
+/* Rows that are read are evenly spaced in the file. Copies of the first one, without targets, fill the last step. */
 static int64_t held_out_start(const struct hapt_data *data, int64_t step, int row)
 {
     const struct data_layout *layout = &data->layout;

@@ -12,6 +12,7 @@
  */
 struct data_layout {
     bool exact, shifted, images;
+    bool held_out;          /* any number of rows per batch; a batch may have no target */
     enum hapt_h5_type type; /* of the inputs in memory: U8 or F32 (images), U16 or I32 (tokens) */
     int64_t units;
     int64_t unit_inputs, unit_targets; /* elements per unit */

@@ -13,7 +13,8 @@
 static enum hapt_status check_steps(const char *path, const char *dataset, const int64_t *shape,
                                     const struct hapt_model *model, int rows, int64_t steps)
 {
-    if (rows == 0) return HAPT_OK;
+    if (rows == 0 && shape[1] >= 1) return HAPT_OK;
+    if (rows == 0) return hapt_fail(HAPT_ERR_INPUT, "give more data", "%s: batches of %s have no row", path, dataset);
     if (shape[1] != rows)
         return hapt_fail(HAPT_ERR_INPUT, "a step has --microbatches times the model's --microbatch rows",
                          "%s: a batch of %s has %lld rows, a step needs %d (%d microbatches of %d)", path, dataset,
@@ -22,6 +23,17 @@ static enum hapt_status check_steps(const char *path, const char *dataset, const
         return hapt_fail(HAPT_ERR_INPUT, "give fewer --steps or more data", "%s holds %lld batches for %lld steps",
                          path, (long long)shape[0], (long long)steps);
     return HAPT_OK;
+}
+
+static enum hapt_status too_large(const char *path)
+{
+    return hapt_fail(HAPT_ERR_INPUT, "split the data file", "%s holds more than %lld elements", path,
+                     (long long)MAX_ELEMENTS);
+}
+
+static enum hapt_status check_product(const char *path, int64_t rows, int64_t elements)
+{
+    return elements > 0 && rows > MAX_ELEMENTS / elements ? too_large(path) : HAPT_OK;
 }
 
 /* Checks that `second` has the first `dims` extents of `first`. */
@@ -56,6 +68,7 @@ static enum hapt_status find_batches(struct hapt_h5 *file, const struct hapt_mod
                          "%s: a row has %lld tokens, the model's sequence of %d needs %lld%s", path,
                          (long long)shape[2], model->sequence, (long long)tokens, shifted ? "" : " beside /targets");
     HAPT_TRY(check_steps(path, "/batches", shape, model, rows, steps));
+    HAPT_TRY(check_product(path, shape[1], shape[2]));
     *layout = (struct data_layout){.exact = true,
                                    .shifted = shifted,
                                    .units = rows > 0 ? steps : shape[0],
@@ -104,6 +117,7 @@ static enum hapt_status find_images(struct hapt_h5 *file, const struct hapt_mode
                          (long long)wanted[1], (long long)wanted[2]);
     HAPT_TRY(check_alike(file, "/images", shape, "/labels", dims - 3));
     if (dims == 5) HAPT_TRY(check_steps(path, "/images", shape, model, rows, steps));
+    if (dims == 5) HAPT_TRY(check_product(path, shape[1], image[0] * image[1] * image[2]));
     if (shape[0] < 1) return hapt_fail(HAPT_ERR_INPUT, "give more images", "%s holds no image", path);
     const int64_t each = dims == 5 ? shape[1] : 1, pixels = image[0] * image[1] * image[2];
     *layout = (struct data_layout){.exact = dims == 5,
@@ -136,9 +150,8 @@ enum hapt_status data_layout_find(struct hapt_h5 *file, const struct hapt_model 
     HAPT_TRY(hapt_h5_check_written(file, layout->images ? "/images" : layout->exact ? "/batches" : "/tokens"));
     if (layout->images || !layout->shifted)
         HAPT_TRY(hapt_h5_check_written(file, layout->images ? "/labels" : "/targets"));
-    if (layout->units > 0 && layout->unit_inputs > MAX_ELEMENTS / layout->units)
-        return hapt_fail(HAPT_ERR_INPUT, "split the data file", "%s holds more than %lld elements", hapt_h5_path(file),
-                         (long long)MAX_ELEMENTS);
+    layout->held_out = rows == 0;
+    if (layout->units > 0 && layout->unit_inputs > MAX_ELEMENTS / layout->units) return too_large(hapt_h5_path(file));
     return HAPT_OK;
 }
 
@@ -291,7 +304,7 @@ enum hapt_status data_fill(struct hapt_h5 *file, const struct data_layout *layou
     if (layout->shifted) return HAPT_OK;
     for (int64_t step = 0; step < layout->units; step++) memory->target_count[step] = 0;
     HAPT_TRY(read_blocks(file, "/targets", HAPT_H5_I32, layout, memory, layout->unit_targets, store_targets));
-    for (int64_t step = 0; step < layout->units; step++) {
+    for (int64_t step = 0; step < layout->units && !layout->held_out; step++) {
         if (memory->target_count[step] > 0) continue;
         return hapt_fail(HAPT_ERR_INPUT, "give each step at least one target that is not -100",
                          "%s: batch %lld has no target", hapt_h5_path(file), (long long)step);

@@ -2,6 +2,8 @@
 
 #include "data.h"
 
+enum { BLOCK_BYTES = 1 << 26 }; /* of logits that are copied at once */
+
 /* The inputs of the cross entropy in the last chunk. */
 static bool find_inputs(const struct worker *worker, int chunk, struct top1 *top1)
 {
@@ -47,8 +49,12 @@ enum hapt_status top1_create(struct worker *worker, struct top1 **top1)
     made->counts = replica == 0;
     if (!made->counts) return HAPT_OK;
     char *logit;
-    HAPT_NEW(logit, worker->arena, hapt_engine_tensor_bytes(stage->engine, made->logits));
-    HAPT_NEW(made->target, worker->arena, hapt_engine_tensor_bytes(stage->engine, made->targets) / sizeof(int32_t));
+    const int64_t row_bytes = made->classes * (int64_t)hapt_dtype_bytes(logits->dtype),
+                  rows = (int64_t)hapt_engine_tensor_bytes(stage->engine, made->logits) / row_bytes;
+    made->block_rows = row_bytes < BLOCK_BYTES ? BLOCK_BYTES / row_bytes : 1;
+    if (made->block_rows > rows) made->block_rows = rows;
+    HAPT_NEW(logit, worker->arena, made->block_rows * row_bytes);
+    HAPT_NEW(made->target, worker->arena, rows);
     made->logit = logit;
     return HAPT_OK;
 }
@@ -78,17 +84,22 @@ enum hapt_status top1_add(struct top1 *top1, struct stage *stage, int slot)
 {
     struct worker *worker = stage->worker;
     const enum hapt_dtype dtype = stage->program->graph->tensor[top1->logits].dtype;
-    const size_t target_bytes = hapt_engine_tensor_bytes(stage->engine, top1->targets);
+    const size_t target_bytes = hapt_engine_tensor_bytes(stage->engine, top1->targets),
+                 row_bytes = (size_t)top1->classes * hapt_dtype_bytes(dtype);
     const int64_t rows = (int64_t)(target_bytes / sizeof(int32_t));
-    int64_t hits = 0;
+    const char *logits = hapt_engine_tensor(stage->engine, top1->logits, slot);
     if (!top1->counts) return HAPT_OK;
-    HAPT_TRY(worker_copy(worker, top1->logit, hapt_engine_tensor(stage->engine, top1->logits, slot),
-                         hapt_engine_tensor_bytes(stage->engine, top1->logits)));
     HAPT_TRY(worker_copy(worker, top1->target, hapt_engine_tensor(stage->engine, top1->targets, slot), target_bytes));
+    for (int64_t first = 0; first < rows; first += top1->block_rows) {
+        const int64_t count = rows - first < top1->block_rows ? rows - first : top1->block_rows;
+        const int32_t *target = top1->target + first;
+        int64_t hits = 0;
+        HAPT_TRY(worker_copy(worker, top1->logit, logits + (size_t)first * row_bytes, (size_t)count * row_bytes));
 #pragma omp parallel for reduction(+ : hits) num_threads(worker->threads)
-    for (int64_t row = 0; row < rows; row++)
-        if (top1->target[row] != DATA_IGNORED)
-            hits += largest(top1->logit, dtype, row * top1->classes, top1->classes) == top1->target[row];
-    top1->hits += hits;
+        for (int64_t row = 0; row < count; row++)
+            if (target[row] != DATA_IGNORED)
+                hits += largest(top1->logit, dtype, row * top1->classes, top1->classes) == target[row];
+        top1->hits += hits;
+    }
     return HAPT_OK;
 }

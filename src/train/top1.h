@@ -8,9 +8,10 @@
 struct top1 {
     int logits, targets; /* tensors of the last chunk's expanded graph, inputs of its cross entropy */
     int64_t classes;
-    bool counts; /* this rank counts its rows, which no other rank does */
-    void *logit; /* host copies; NULL: the host reads device memory */
-    int32_t *target;
+    bool counts;     /* this rank counts its rows, which no other rank does */
+    void *logit;     /* host copy of [block_rows][classes] */
+    int32_t *target; /* host copy of all */
+    int64_t block_rows;
     int64_t hits; /* so far */
 };
 

@@ -234,21 +234,41 @@ static void take_stage_vote(struct run *run, int index, struct stage_vote *mine)
     stage_take_link_times(stage, mine->sample.link);
 }
 
-/* Its duration does not count for any step. */
-static enum hapt_status validate(struct run *run)
+static bool validates_after(const struct run *run, int64_t done)
 {
-    bool complete;
+    return validation_is_due(&run->validation, done, run->optimizer.steps);
+}
+
+/* True if the current weights have not been validated, but should have been. A run that was stopped before does so when
+ * it is resumed. */
+static bool misses_validation(const struct run *run)
+{
+    const struct hapt_history *history = &run->result->history;
+    const int64_t done = history->count, last = history->validation_count - 1;
+    return run->end > 0 && validates_after(run, done) && (last < 0 || history->validation[last].step < done);
+}
+
+static enum hapt_status note_validation(struct run *run, const struct hapt_evaluation *result)
+{
     char share[32] = "";
+    HAPT_TRY(append_validation(run, result));
+    if (isfinite(result->top1)) snprintf(share, sizeof share, ", top-1 %.2f %%", 100 * result->top1);
+    hapt_note(run->env, "validation loss %.4f%s after %lld steps\n", result->loss, share,
+              (long long)run->result->history.count);
+    return HAPT_OK;
+}
+
+/* Its duration does not count for any step. *stop: also bits that ended it; it is then made up for by a resumed run. */
+static enum hapt_status validate(struct run *run, int *stop)
+{
+    int ended;
     struct hapt_evaluation result;
     const double start_s = hapt_time_s();
-    HAPT_TRY(validation_run(&run->validation, &complete, &result));
-    const enum hapt_status status = complete ? append_validation(run, &result) : HAPT_OK;
+    run->watch.validation_s = 0;
+    HAPT_TRY(validation_run(&run->validation, &run->watch, &ended, &result));
+    const enum hapt_status status = ended ? HAPT_OK : note_validation(run, &result);
     if (status != HAPT_OK) hapt_die(status);
-    if (isfinite(result.top1)) snprintf(share, sizeof share, ", top-1 %.2f %%", 100 * result.top1);
-    if (complete)
-        hapt_note(run->env, "validation loss %.4f%s after %lld steps\n", result.loss, share,
-                  (long long)run->result->history.count);
-    run->watch.validation_s = run->validation.longest_s;
+    *stop |= ended;
     for (int s = 0; s < run->worker.stage_count; s++) {
         struct stage_vote unused;
         take_stage_vote(run, s, &unused);
@@ -262,6 +282,7 @@ static enum hapt_status exchange_votes(struct run *run, int64_t step)
 {
     char what[64];
     struct vote *mine = (struct vote *)run->mine;
+    run->watch.validation_s = validates_after(run, step + 1) ? run->validation.longest_s : 0;
     *mine = (struct vote){.stop = watch_stop_bits(&run->watch), .save = is_due_by_time(run)};
     saving_vote(&run->saver.saving, &mine->saving);
     for (int s = 0; s < run->worker.stage_count; s++) take_stage_vote(run, s, &mine->stage[s]);
@@ -414,8 +435,7 @@ static enum hapt_status loop(struct run *run)
     progress.first = (long)run->first;
     progress.every_s = hapt_config_real(run->config, "progress-every");
     run->mark_s = run->saved_s = hapt_time_s();
-    if (run->first == 0 && run->end > 0 && validation_is_due(&run->validation, 0, run->optimizer.steps))
-        status = validate(run);
+    if (misses_validation(run)) status = validate(run, &stop);
     for (int64_t step = run->first; step < run->end && status == HAPT_OK && !stop; step++) {
         status = take_step(run, step, &stop);
         if (status != HAPT_OK) break;
@@ -423,8 +443,8 @@ static enum hapt_status loop(struct run *run)
         report_stop(run, stop, step);
         status = advance_checkpoint(run);
         if (status == HAPT_OK) status = compare_replicas(run, false);
-        if (status == HAPT_OK && !stop && validation_is_due(&run->validation, step + 1, run->optimizer.steps))
-            status = validate(run);
+        if (status == HAPT_OK && (!stop || step + 1 == run->end) && validates_after(run, step + 1))
+            status = validate(run, &stop);
         if (status == HAPT_OK && !stop && is_due(run, step + 1)) status = save(run, false);
     }
     hapt_progress_release(&progress);
@@ -455,10 +475,7 @@ static enum hapt_status check_options(const struct run *run)
     if (!run->optimizer.cosine && hapt_config_given(config, "warmup-steps") && run->optimizer.warmup_steps > 0)
         return hapt_fail(HAPT_ERR_USAGE, "leave out --warmup-steps, or give --lr-schedule cosine",
                          "a constant learning rate has no warm-up");
-    if (runtime_is_modelled(config) && hapt_config_text(config, "validation-data"))
-        return hapt_fail(HAPT_ERR_USAGE, "leave out --validation-data",
-                         "--validation-data has no effect on modelled devices: they compute no loss");
-    return validation_check_options(config);
+    return hapt_train_check_validation(config);
 }
 
 static enum hapt_status find_data(const struct hapt_env *env, const struct hapt_config *config,

@@ -5,20 +5,23 @@
 #include <stdio.h>
 
 #include "hapt/progress.h"
-#include "hapt/stop.h"
-#include "stage.h"
+#include "runtime.h"
 
 /* What a rank tells all others after each step of validation. */
 struct validation_vote {
     double loss;  /* of its last chunk, as far as it counts it */
     int64_t hits; /* in all steps so far */
-    int64_t stop; /* 1: a signal asked it to stop */
+    int64_t stop; /* bits of enum watch_stop */
 };
 
-enum hapt_status validation_check_options(const struct hapt_config *config)
+enum hapt_status hapt_train_check_validation(const struct hapt_config *config)
 {
     static const char *const needing[] = {"validate-every", "validate-rows"};
-    if (hapt_config_text(config, "validation-data")) return HAPT_OK;
+    const bool validates = hapt_config_text(config, "validation-data");
+    if (validates && runtime_is_modelled(config))
+        return hapt_fail(HAPT_ERR_USAGE, "leave out --validation-data",
+                         "--validation-data has no effect on modelled devices: they compute no loss");
+    if (validates) return HAPT_OK;
     for (int i = 0; i < 2; i++)
         if (hapt_config_given(config, needing[i]))
             return hapt_fail(HAPT_ERR_USAGE, "add --validation-data D.h5, or leave out the option",
@@ -50,27 +53,28 @@ bool validation_is_due(const struct validation *validation, int64_t done, int64_
 }
 
 /* Runs one step of validation, and adds the losses of all ranks to *sum. *hits: of all steps so far. */
-static enum hapt_status run_step(struct validation *validation, int64_t step, int64_t rows, double *sum, int64_t *hits,
-                                 bool *stop)
+static enum hapt_status run_step(struct validation *validation, const struct watch *watch, int64_t step, int64_t rows,
+                                 double *sum, int64_t *hits, int *stop)
 {
     struct worker *worker = validation->worker;
     const int last = worker->plan->stage_count - 1, each = worker->model->microbatch;
     const struct stage *stage = worker_stage(worker, last);
     HAPT_TRY(worker_run_forward(worker, validation->data, step, (int)((rows + each - 1) / each)));
     const int64_t own = validation->top1 ? validation->top1->hits : 0;
-    const struct validation_vote mine = {stage ? stage->loss : 0, own, hapt_stop_asked()};
+    const struct validation_vote mine = {stage ? stage->loss : 0, own, watch ? watch_stop_bits(watch) : 0};
     HAPT_TRY(hapt_link_all_gather(worker->env->world, "a step of validation", worker_agreement_timeout_s(worker), &mine,
                                   sizeof mine, validation->vote));
     *hits = 0;
     for (int r = 0; r < worker->env->world_size; r++) {
         *hits += validation->vote[r].hits;
         *sum += validation->vote[r].loss;
-        *stop = *stop || validation->vote[r].stop;
+        *stop |= (int)validation->vote[r].stop;
     }
     return HAPT_OK;
 }
 
-enum hapt_status validation_run(struct validation *validation, bool *complete, struct hapt_evaluation *result)
+enum hapt_status validation_run(struct validation *validation, const struct watch *watch, int *stop,
+                                struct hapt_evaluation *result)
 {
     struct worker *worker = validation->worker;
     const int64_t each = (int64_t)worker->plan->microbatches * worker->model->microbatch;
@@ -78,20 +82,20 @@ enum hapt_status validation_run(struct validation *validation, bool *complete, s
     struct hapt_progress progress;
     int64_t hits = 0;
     double sum = 0;
-    bool stop = false;
+    *stop = 0;
     hapt_progress_init(&progress, worker->env, "validation", (long)validation->steps);
     if (validation->top1) validation->top1->hits = 0;
     worker->top1 = validation->top1;
-    for (int64_t step = 0; step < validation->steps && !stop; step++) {
+    for (int64_t step = 0; step < validation->steps && !*stop; step++) {
         const int64_t left = validation->rows - step * each;
-        const enum hapt_status status = run_step(validation, step, left < each ? left : each, &sum, &hits, &stop);
+        const enum hapt_status status = run_step(validation, watch, step, left < each ? left : each, &sum, &hits, stop);
         if (status != HAPT_OK) hapt_die(status);
         hapt_progress_update(&progress, (long)(step + 1), NULL);
     }
     worker->top1 = NULL;
     hapt_progress_release(&progress);
     validation->longest_s = fmax(validation->longest_s, hapt_time_s() - start_s);
-    *complete = !stop;
+    if (*stop) return HAPT_OK;
     *result = (struct hapt_evaluation){.loss = sum / (double)validation->targets,
                                        .top1 = validation->top1 ? (double)hits / (double)validation->targets : NAN,
                                        .rows = validation->rows,

@@ -16,7 +16,7 @@ struct watch {
     double step_s[WATCH_RECENT]; /* ring buffer of the newest steps */
     int64_t steps;
     double save_s;       /* longest save so far; before the first one an estimate */
-    double validation_s; /* longest validation so far */
+    double validation_s; /* time of a validation that follows the next vote */
 };
 
 /* `shard_bytes`: the largest shard of a checkpoint. Rank-local. */

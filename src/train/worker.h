@@ -92,7 +92,7 @@ struct worker {
     double begun_s;                              /* start of the current instruction, without the wait for send slots */
     struct stage *active;                        /* of the newest instruction */
     const struct worker_agreement *agreement;
-    struct top1 *top1;         /* counts after forward passes of the last chunk (top1.h); NULL: it does not */
+    struct top1 *top1;         /* counts after forward passes of the last chunk (top1.h); NULL: nothing is counted */
     struct hapt_update update; /* agreed by NORM */
     bool updates;              /* UPDATE does something: the step was neither refused nor skipped */
 };

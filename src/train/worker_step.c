@@ -412,12 +412,14 @@ enum hapt_status worker_run_forward(struct worker *worker, const struct hapt_dat
                                                microbatches);
         begin_forward(stage, microbatches);
     }
+    if (worker->trace.spans.capacity > 0) hapt_span_log_pause(&worker->trace.spans, true);
     for (int i = 0; i < worker->list->count; i++) {
         const struct hapt_instruction *instruction = &worker->list->instruction[i];
         if (!is_forward(instruction) || instruction->microbatch >= microbatches) continue;
         worker->begun_s = hapt_time_s();
         HAPT_TRY(execute(worker, instruction));
     }
+    if (worker->trace.spans.capacity > 0) hapt_span_log_pause(&worker->trace.spans, false);
     worker->forward_sequence += microbatches;
     return HAPT_OK;
 }

@@ -2,9 +2,12 @@
 top-1 of the exported weights in fp64 on all windows of the held-out tokens. Validation changes no bit of training. A resumed run has the same
 history. hapt evaluate gives the same numbers, also for images, exact batches and other plans."""
 import json
+import glob
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import h5py
 import numpy as np
@@ -211,6 +214,47 @@ check(shares[-1] > 0.9 and validation[-1] < 0.5 * validation[0] and round(shares
 found = evaluate("--input", path("vit.h5"), "--checkpoint", path("vit"), "--cluster", clusters[2], "--data", path("images.h5"), "--threads", "1", ranks=2)
 check(found["loss"] == validation[-1] and found["top1"] == shares[-1] and "perplexity" not in found, f"images: {found}")
 
+# A stop at a step that is due: the resumed run makes up for it. So does one whose step 0 is refused. A signal during validation ends it.
+def send(folder, *words, ranks=2):
+    """SIGTERM to a rank when the folder has a checkpoint; returns the exit code."""
+    with subprocess.Popen(["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(ranks), HAPT, *map(str, words)], stderr=subprocess.DEVNULL,
+                          stdout=subprocess.DEVNULL) as job:
+        end = time.time() + 60
+        while time.time() < end and not glob.glob(path(folder, "checkpoints", "step-*")):
+            time.sleep(0.02)
+        os.kill(int(subprocess.run(["pgrep", "-P", str(job.pid)], capture_output=True, text=True).stdout.split()[-1]), signal.SIGTERM)
+        return job.wait(timeout=120)
+
+
+two_stages = ["--cluster", clusters[2], *layers, "--stages", "0-3@a:1x1,3-6@a:1x1"]
+long_run = [*common[:4], "--steps", "4000", *common[6:], *two_stages, "--validation-data", path("held.h5"), "--validate-every", "1", "--checkpoint-every", "3",
+            "--output", path("stopped")]
+check(send("stopped", *long_run) == 9, "a signal: code 9")
+_, steps, _ = history(path("stopped"))
+check(steps[0] == 0 and steps[-1] in (len(history(path("stopped"))[0]), len(history(path("stopped"))[0]) - 1), f"validated after {steps[-3:]}")
+passes("train", "--input", path("m.h5"), "--cluster", clusters[2], "--threads", "1", "--validation-data", path("held.h5"), "--validate-every", "1",
+       "--resume", "--stop-after", len(history(path("stopped"))[0]) + 3, "--output", path("stopped"), ranks=2)
+losses, steps, _ = history(path("stopped"))
+check(steps == list(range(len(losses) + 1)), f"after a stop: {len(losses)} steps, validated after {len(steps)}: {steps[-6:]}")
+with h5py.File(path("bad.h5"), "w") as file:
+    file["batches"] = np.full((1, 8, T + 1), 7, np.int32)
+passes("export", "--checkpoint", path("one"), "--output", path("huge.h5"))
+with h5py.File(path("huge.h5"), "r+") as file:
+    file["parameters/wte.weight"][7] = 3e38
+passes("model", *MODEL, "--data", path("bad.h5"), "--weights", path("huge.h5"), "--output", path("huge-model.h5"))
+with h5py.File(path("calm.h5"), "w") as file:
+    file["batches"] = np.full((6, 8, T + 1), 9, np.int32)
+refused = ["--input", path("huge-model.h5"), "--microbatches", "4", "--predict", "--threads", "1", "--cluster", clusters[1], "--clip-norm", "0",
+           "--validation-data", path("calm.h5"), "--validate-every", "2", "--output", path("zero")]
+done = run(*refused, "--steps", "1")
+check(done.returncode == 3 and "nothing was updated" in done.stderr, f"step 0 is refused: {done.returncode} {done.stderr[-300:]}")
+with h5py.File(path("fine.h5"), "w") as file:
+    file["batches"] = np.full((4, 8, T + 1), 9, np.int32)
+passes(*refused, "--data", path("fine.h5"), "--steps", "4", "--resume", "yes")
+_, steps, _ = history(path("zero"))
+check(steps == [0, 2, 4], f"resumed from step 0: validated after {steps}")
+passes("check", path("zero"))
+
 # What has no effect, and what does not fit.
 one = [*common, "--cluster", clusters[1], "--output", path("never")]
 refuses(2, "--validate-every has no effect", *one, "--validate-every", "5")
@@ -222,7 +266,13 @@ with h5py.File(path("wide.h5"), "w") as file:
 refuses(3, "outside the model's vocabulary", *one, "--validation-data", path("wide.h5"))
 with h5py.File(path("nothing.h5"), "w") as file:
     file["batches"], file["targets"] = inputs.astype(np.int32), np.full(inputs.shape, -100, np.int32)
-refuses(3, "no target", "evaluate", *place[:2], "--checkpoint", path("one"), "--cluster", clusters[1], "--data", path("nothing.h5"))
+refuses(3, "has a target", "evaluate", *place[:2], "--checkpoint", path("one"), "--cluster", clusters[1], "--data", path("nothing.h5"))
+for name, shape in (("none", (0, 2, T + 1)), ("empty", (5, 0, T + 1))):
+    with h5py.File(path(name + ".h5"), "w") as file:
+        file["batches"] = np.zeros(shape, np.int32)
+    for words in (["evaluate", *place[:2], "--checkpoint", path("one"), "--cluster", clusters[1], "--data"], [*one, "--validation-data"]):
+        refuses(3, "", *words, path(name + ".h5"))
+refuses(2, "modelled devices compute no loss", "evaluate", *place[:4], "--data", path("held.h5"), "--device", "emulated")
 refuses(2, "no held-out data", "evaluate", *place[:4])
 refuses(2, "no plan", "evaluate", *place[:2], "--data", path("held.h5"))
 refuses(3, "checkpoint", "evaluate", "--input", path("vit.h5"), "--checkpoint", path("one"), "--data", path("images.h5"))
