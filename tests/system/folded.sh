@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Plans whose submeshes run several stages: the bits of the plan with a submesh per stage, resuming with either, and modelled devices beside
-# the simulator.
+# Plans whose submeshes run several stages: the bits of the plan with a submesh per stage, resuming with either (rehearsals.sh: modelled
+# devices).
+# Runs beside others: it measures no time.
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
 
@@ -59,21 +60,5 @@ import json, sys
 want, got = (json.loads("{" + text + "}")["loss"] for text in sys.argv[1:])
 assert max(abs(a - b) / b for a, b in zip(got, want)) < 1e-5, (want, got)
 P
-
-# Modelled devices. In each direction, activations and gradients of three pairs of stages share the link of two submeshes, which is slow: they
-# take turns as in the simulator.
-cat >"$scratch/c.json" <<'JSON'
-{ "format": "hapt-cluster", "version": 1,
-  "subclusters": [
-    { "name": "a100", "nodes": 1, "devices_per_node": 2, "device": "A100-40GB" },
-    { "name": "v100", "nodes": 1, "devices_per_node": 2, "device": "V100-32GB", "hosts": ["not-here"] } ],
-  "links": [ { "between": ["a100", "v100"], "bandwidth": "12 Gbit/s", "latency": "50 us" } ] }
-JSON
-passes 1 model gpt --layers 8 --hidden 1024 --heads 16 --sequence 1024 --vocab 8000 --microbatch 8 --dtype bf16 --output "$scratch/large.h5" || finish
-passes 1 plan --input "$scratch/large.h5" --cluster "$scratch/c.json" --microbatches 12 \
-    --stages "0-5@v100:1x1,5-13@a100:1x1,13-21@v100:1x1,21-26@a100:1x1" --output "$scratch/gpu.h5" || finish
-fold "$scratch/gpu.h5" 0 1 0 1
-passes 1 simulate --plan "$scratch/gpu.h5" --json && cp "$scratch/out" "$scratch/rehearsed.simulated"
-shared=shared rehearses rehearsed 1 4 --input "$scratch/large.h5" --cluster "$scratch/c.json" --plan "$scratch/gpu.h5"
 
 finish

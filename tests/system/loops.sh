@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Looped schedules for users: hapt plan, train, simulate and the whole job; losses, resuming, modelled devices beside the simulator, files,
-# refusals. mpi/loops.c and bit_matrix.sh compare the bits of more models, skips, frozen prefixes and split backward passes.
+# Looped schedules for users: hapt plan, train, simulate and the whole job; losses, resuming, files, refusals. mpi/loops.c and bit_matrix.sh
+# compare the bits of more models, skips, frozen prefixes and split backward passes; rehearsals.sh has modelled devices.
+# Runs beside others: it measures no time.
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
 
@@ -101,25 +102,6 @@ passes 1 simulate --plan "$scratch/loops.h5" --microbatches 16
 passes 1 simulate --plan "$scratch/loops.h5" --emit chakra --output "$scratch/traces"
 check "two traces" test "$(ls "$scratch"/traces/rank.*.json | wc -l)" = 2
 passes 1 check "$scratch/loops.h5" "$scratch/searched.h5"
-
-# Modelled devices take the simulated step: a V, which has one edge between two submeshes in each direction, and loops over a link whose
-# transfers are short.
-cat >"$scratch/c.json" <<'JSON'
-{ "format": "hapt-cluster", "version": 1,
-  "subclusters": [
-    { "name": "a100", "nodes": 1, "devices_per_node": 2, "device": "A100-40GB" },
-    { "name": "v100", "nodes": 1, "devices_per_node": 2, "device": "V100-32GB", "hosts": ["not-here"] } ],
-  "links": [ { "between": ["a100", "v100"], "bandwidth": "200 Gbit/s", "latency": "20 us" } ] }
-JSON
-passes 1 model gpt --layers 8 --hidden 1024 --heads 16 --sequence 1024 --vocab 8000 --microbatch 8 --dtype bf16 --output "$scratch/large.h5" || finish
-for case in v loop; do
-    passes 1 plan --input "$scratch/large.h5" --cluster "$scratch/c.json" --microbatches 12 --schedule looped --loops 2 --placement $case --loop-batch 4 \
-        --stages "0-5@v100:1x1,5-13@a100:1x1,$([ $case = v ] && echo 13-21@a100:1x1,21-26@v100:1x1 || echo 13-18@v100:1x1,18-26@a100:1x1)" \
-        --output "$scratch/$case.h5" || finish
-    passes 1 simulate --plan "$scratch/$case.h5" --json && cp "$scratch/out" "$scratch/$case.simulated"
-    path_adds_up "$scratch/$case.simulated"
-    shared=shared rehearses $case 1 4 --input "$scratch/large.h5" --cluster "$scratch/c.json" --plan "$scratch/$case.h5"
-done
 
 # A frozen prefix: the stages in front of the first trained operator have no backward pass and hold few microbatches.
 /usr/bin/python3 tests/system/freeze.py "$scratch/m.h5" "$scratch/fixed.h5" wte.weight wpe.weight h.0. h.1.
