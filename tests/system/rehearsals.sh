@@ -3,13 +3,6 @@
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
 
-fold() { # PLAN INDEX...
-    /usr/bin/python3 - "$@" <<'P'
-import sys, h5py
-with h5py.File(sys.argv[1], "r+") as plan:
-    plan["stage_submesh_index"][...] = [int(index) for index in sys.argv[2:]]
-P
-}
 linked() { # BANDWIDTH LATENCY: c.json
     cat >"$scratch/c.json" <<JSON
 { "format": "hapt-cluster", "version": 1,
