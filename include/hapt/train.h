@@ -99,15 +99,24 @@ enum hapt_status hapt_ties_find(struct hapt_program *const *program, int chunks,
 
 /* ---- Optimizer settings ---- */
 
+enum hapt_rate_schedule {
+    HAPT_RATE_CONSTANT,
+    HAPT_RATE_COSINE,
+    HAPT_RATE_LINEAR,
+    HAPT_RATE_WSD,         /* warm-up, stable, decay (Hu et al. 2024): the last decay_steps fall linearly */
+    HAPT_RATE_INVERSE_SQRT /* sqrt(warm-up steps / step) (Vaswani et al. 2017) */
+};
+
 struct hapt_optimizer_options {
     enum hapt_optimizer optimizer;
-    bool cosine;
+    enum hapt_rate_schedule schedule;
     double learning_rate, min_ratio, beta1, beta2, epsilon, momentum, weight_decay, clip_norm;
-    int64_t warmup_steps, steps;
+    int64_t warmup_steps, decay_steps, steps;
     int state_count; /* fp32 tensors of state per parameter */
 };
 void hapt_optimizer_options(const struct hapt_config *config, struct hapt_optimizer_options *options);
-/* Learning rate of a step (from 0): constant, or linear warm-up and a cosine down to min_ratio. */
+/* Learning rate of a step (from 0). But for the constant one, schedules begin with a linear warm-up. They end at, or
+ * never fall below, min_ratio of the peak. */
 double hapt_optimizer_rate(const struct hapt_optimizer_options *options, int64_t step);
 /* Fills the engine's settings for one update; `norm`: the global gradient norm. */
 void hapt_optimizer_update(const struct hapt_optimizer_options *options, int64_t step, double norm,

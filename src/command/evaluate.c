@@ -13,14 +13,12 @@ const char hapt_command_evaluate_help[] =
     "forward passes only.\n"
     "\n"
     "Rows come in order, each once: windows of T tokens that follow each other, images, or the rows of exact batches\n"
-    "(see hapt data --help). The end of a stream that fills no row is left out. --validate-rows N takes N rows, "
-    "evenly\n"
-    "spaced. But for rounding, the loss does not depend on the plan, except with batch normalisation: it uses the\n"
-    "statistics of each microbatch, as in training, and copies of the first row fill the last microbatch.\n"
+    "(see hapt data --help). The end of a stream that fills no row is left out. --validate-rows N takes N rows,\n"
+    "evenly spaced. But for rounding, the loss does not depend on the plan, except with batch normalisation: it uses\n"
+    "the statistics of each microbatch, as in training, and copies of the first row fill the last microbatch.\n"
     "\n"
-    "Prints the loss in nats per target; for tokens the perplexity, exp(loss); and top-1, the share of targets that "
-    "are\n"
-    "the largest logit (not if the plan splits the vocabulary over devices). --json prints one object: format\n"
+    "Prints the loss in nats per target; for tokens the perplexity, exp(loss); and top-1, the share of targets that\n"
+    "are the largest logit (not if the plan splits the vocabulary over devices). --json prints one object: format\n"
     "\"hapt-evaluation\", version, loss, perplexity, top1, rows, targets, step (of the checkpoint).\n";
 
 static enum hapt_status check_options(const struct hapt_config *config)

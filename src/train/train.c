@@ -258,14 +258,15 @@ static enum hapt_status note_validation(struct run *run, const struct hapt_evalu
     return HAPT_OK;
 }
 
-/* Its duration does not count for any step. *stop: also bits that ended it; it is then made up for by a resumed run. */
+/* Its duration does not count for any step. *stop: also bits that ended it; it is then made up for by a resumed run. A
+ * request that is known already does not end it. */
 static enum hapt_status validate(struct run *run, int *stop)
 {
     int ended;
     struct hapt_evaluation result;
     const double start_s = hapt_time_s();
     run->watch.validation_s = 0;
-    HAPT_TRY(validation_run(&run->validation, &run->watch, &ended, &result));
+    HAPT_TRY(validation_run(&run->validation, *stop ? NULL : &run->watch, &ended, &result));
     const enum hapt_status status = ended ? HAPT_OK : note_validation(run, &result);
     if (status != HAPT_OK) hapt_die(status);
     *stop |= ended;
@@ -443,7 +444,9 @@ static enum hapt_status loop(struct run *run)
         report_stop(run, stop, step);
         status = advance_checkpoint(run);
         if (status == HAPT_OK) status = compare_replicas(run, false);
-        if (status == HAPT_OK && (!stop || step + 1 == run->end) && validates_after(run, step + 1))
+        /* a signal in the last step has no effect; at the end of the time there is none for this */
+        if (status == HAPT_OK && (!stop || (stop == WATCH_SIGNAL && step + 1 == run->end)) &&
+            validates_after(run, step + 1))
             status = validate(run, &stop);
         if (status == HAPT_OK && !stop && is_due(run, step + 1)) status = save(run, false);
     }
@@ -472,9 +475,13 @@ static enum hapt_status check_options(const struct run *run)
     if (!runtime_is_modelled(config) && hapt_config_given(config, "time-scale"))
         return hapt_fail(HAPT_ERR_USAGE, "add --device emulated, or leave out --time-scale",
                          "--time-scale needs modelled devices");
-    if (!run->optimizer.cosine && hapt_config_given(config, "warmup-steps") && run->optimizer.warmup_steps > 0)
-        return hapt_fail(HAPT_ERR_USAGE, "leave out --warmup-steps, or give --lr-schedule cosine",
+    const enum hapt_rate_schedule schedule = run->optimizer.schedule;
+    if (schedule == HAPT_RATE_CONSTANT && hapt_config_given(config, "warmup-steps") && run->optimizer.warmup_steps > 0)
+        return hapt_fail(HAPT_ERR_USAGE, "leave out --warmup-steps, or give another --lr-schedule",
                          "a constant learning rate has no warm-up");
+    if (schedule != HAPT_RATE_WSD && hapt_config_given(config, "decay-steps"))
+        return hapt_fail(HAPT_ERR_USAGE, "leave out --decay-steps, or give --lr-schedule wsd",
+                         "--decay-steps has no effect on this learning-rate schedule");
     return hapt_train_check_validation(config);
 }
 

@@ -29,13 +29,19 @@ enum hapt_status hapt_train_check_validation(const struct hapt_config *config)
     return HAPT_OK;
 }
 
+static enum hapt_status reserve(struct validation *validation)
+{
+    HAPT_NEW(validation->vote, validation->worker->arena, validation->worker->env->world_size);
+    return HAPT_OK;
+}
+
 enum hapt_status validation_open(struct validation *validation, struct worker *worker, const char *path, int64_t most,
                                  bool top1)
 {
     const struct hapt_env *env = worker->env;
     const int rows = worker->plan->microbatches * worker->model->microbatch;
     *validation = (struct validation){.worker = worker};
-    HAPT_NEW(validation->vote, worker->arena, env->world_size);
+    HAPT_TRY(hapt_env_agree(env->world, reserve(validation)));
     HAPT_TRY(hapt_data_open_held_out(env, path, worker->model, rows, most, &validation->data));
     validation->rows = hapt_data_held_out_rows(validation->data);
     validation->steps = (validation->rows + rows - 1) / rows;
@@ -86,7 +92,8 @@ enum hapt_status validation_run(struct validation *validation, const struct watc
     hapt_progress_init(&progress, worker->env, "validation", (long)validation->steps);
     if (validation->top1) validation->top1->hits = 0;
     worker->top1 = validation->top1;
-    for (int64_t step = 0; step < validation->steps && !*stop; step++) {
+    int64_t step = 0;
+    for (; step < validation->steps && !*stop; step++) {
         const int64_t left = validation->rows - step * each;
         const enum hapt_status status = run_step(validation, watch, step, left < each ? left : each, &sum, &hits, stop);
         if (status != HAPT_OK) hapt_die(status);
@@ -95,7 +102,8 @@ enum hapt_status validation_run(struct validation *validation, const struct watc
     worker->top1 = NULL;
     hapt_progress_release(&progress);
     validation->longest_s = fmax(validation->longest_s, hapt_time_s() - start_s);
-    if (*stop) return HAPT_OK;
+    if (step < validation->steps) return HAPT_OK;
+    *stop = 0; /* all is done; the next vote asks again */
     *result = (struct hapt_evaluation){.loss = sum / (double)validation->targets,
                                        .top1 = validation->top1 ? (double)hits / (double)validation->targets : NAN,
                                        .rows = validation->rows,

@@ -49,7 +49,7 @@ ends_well() { # JOB RESTARTS
 # 1. Stopped during the run.
 job=$(submit -- --steps 120)
 checks=$((checks + 4))
-wait_until 60 has_checkpoint || fail "no checkpoint: $(tail -n 5 "$scratch/log")"
+wait_until 60 has_checkpoint || fail "no checkpoint: $(grep -m 3 "hapt: error" "$scratch/log"; tail -n 20 "$scratch/log")"
 $slurm on scancel --signal=USR1 "$job"
 ends_well "$job" 1
 grep -q 'hapt: stopped by a signal after step' "$scratch/log" || fail "no word of the signal in the log"
@@ -94,7 +94,7 @@ if [ -n "${HAPT_LONG:-}" ]; then
     chmod +x "$scratch/bin/srun"
     job=$(PATH=$scratch/bin:$PATH submit -- --steps 120)
     checks=$((checks + 1))
-    wait_until 60 has_checkpoint || fail "no checkpoint: $(tail -n 5 "$scratch/log")"
+    wait_until 60 has_checkpoint || fail "no checkpoint: $(grep -m 3 "hapt: error" "$scratch/log"; tail -n 20 "$scratch/log")"
     $slurm on scancel --signal=USR1 "$job"
     ends_well "$job" 1
     same "$RUN" "$scratch/whole" 120 || fail "the losses of the job whose srun hangs"

@@ -83,7 +83,7 @@ checks=$((checks + 5))
 strike STOP
 [ "$code" -eq 7 ] || fail "a hanging rank of a tensor-parallel stage: code $code, not 7: $(cat "$scratch/err")"
 [ "$(grep -c '^hapt: error:' "$scratch/err")" -eq 1 ] || fail "a hanging rank: not one error line: $(cat "$scratch/err")"
-grep -Eq 'error: ((stage|rank) [0-9]+ waited [0-9.]+ s|a rank did not reach the end of the phase)' "$scratch/err" ||
+grep -Eq 'error: ((stage|rank) [0-9]+ waited [0-9.]+ s|a rank did not reach the end of the phase|rank 1 on host .* has not been heard of)' "$scratch/err" ||
     fail "a hanging rank: nobody says for what was waited: $(cat "$scratch/err")"
 strike KILL
 case $code in 137 | 7) ;; *) fail "a killed rank: code $code, neither mpirun's 137 nor 7" ;; esac

@@ -119,16 +119,43 @@ static void ties_of_gpt(void)
 static void learning_rate(void)
 {
     struct hapt_optimizer_options options = {
-        .cosine = true, .learning_rate = 2, .min_ratio = 0.1, .warmup_steps = 10, .steps = 110};
+        .schedule = HAPT_RATE_COSINE, .learning_rate = 2, .min_ratio = 0.1, .warmup_steps = 10, .steps = 110};
     CHECK_NEAR(hapt_optimizer_rate(&options, 0), 0.2, 1e-12);
     CHECK_NEAR(hapt_optimizer_rate(&options, 9), 2, 1e-12);
     CHECK_NEAR(hapt_optimizer_rate(&options, 10), 2, 1e-12);
     CHECK_NEAR(hapt_optimizer_rate(&options, 60), 2 * 0.55, 1e-12);
     CHECK_NEAR(hapt_optimizer_rate(&options, 110), 0.2, 1e-12);
     for (int64_t s = 10; s < 109; s++) CHECK(hapt_optimizer_rate(&options, s + 1) < hapt_optimizer_rate(&options, s));
-    options.cosine = false;
+    options.schedule = HAPT_RATE_CONSTANT;
     CHECK(hapt_optimizer_rate(&options, 0) == 2 && hapt_optimizer_rate(&options, 99) == 2);
-    options.cosine = true;
+    /* steps 10 to 110; linear, stable with a decay of the last 40, root of 10 / step */
+    static const struct {
+        enum hapt_rate_schedule schedule;
+        int64_t step;
+        double rate;
+    } expected[] = {{HAPT_RATE_LINEAR, 10, 2},
+                    {HAPT_RATE_LINEAR, 60, 1.1},
+                    {HAPT_RATE_LINEAR, 85, 0.65},
+                    {HAPT_RATE_LINEAR, 110, 0.2},
+                    {HAPT_RATE_WSD, 10, 2},
+                    {HAPT_RATE_WSD, 70, 2},
+                    {HAPT_RATE_WSD, 71, 1.955},
+                    {HAPT_RATE_WSD, 90, 1.1},
+                    {HAPT_RATE_WSD, 110, 0.2},
+                    {HAPT_RATE_INVERSE_SQRT, 39, 1},
+                    {HAPT_RATE_INVERSE_SQRT, 89, 2.0 / 3},
+                    {HAPT_RATE_INVERSE_SQRT, 99999, 0.2}};
+    options.decay_steps = 40;
+    for (size_t i = 0; i < sizeof expected / sizeof *expected; i++) {
+        options.schedule = expected[i].schedule;
+        CHECK_NEAR(hapt_optimizer_rate(&options, 9), 2, 1e-12);
+        CHECK_NEAR(hapt_optimizer_rate(&options, 4), 1, 1e-12);
+        CHECK_NEAR(hapt_optimizer_rate(&options, expected[i].step), expected[i].rate, 1e-12);
+    }
+    options.schedule = HAPT_RATE_WSD;
+    options.decay_steps = 1000; /* more than there are: from the warm-up on */
+    CHECK_NEAR(hapt_optimizer_rate(&options, 60), 1.1, 1e-12);
+    options.schedule = HAPT_RATE_COSINE;
     options.warmup_steps = 200; /* longer than the run */
     CHECK_NEAR(hapt_optimizer_rate(&options, 100), 2 * 101 / 200.0, 1e-12);
 }
