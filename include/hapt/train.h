@@ -115,8 +115,8 @@ struct hapt_optimizer_options {
     int state_count; /* fp32 tensors of state per parameter */
 };
 void hapt_optimizer_options(const struct hapt_config *config, struct hapt_optimizer_options *options);
-/* Learning rate of a step (from 0). But for the constant one, schedules begin with a linear warm-up. They end at, or
- * never fall below, min_ratio of the peak. */
+/* Learning rate of a step (from 0). All schedules except the constant one begin with a linear warm-up. They never fall
+ * below min_ratio of the peak afterwards. */
 double hapt_optimizer_rate(const struct hapt_optimizer_options *options, int64_t step);
 /* Fills the engine's settings for one update; `norm`: the global gradient norm. */
 void hapt_optimizer_update(const struct hapt_optimizer_options *options, int64_t step, double norm,

@@ -30,7 +30,7 @@ enum hapt_status import_check_positions(const struct import_shape *shape, int64_
                      shape->folder, (long long)positions, sequence);
 }
 
-/* What all encoders have. */
+/* Reads the options that all encoders have. */
 static enum hapt_status read_blocks(struct import_shape *shape, int64_t *layers, int64_t *hidden, int64_t *heads,
                                     double *epsilon, bool *tanh)
 {

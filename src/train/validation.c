@@ -7,7 +7,7 @@
 #include "hapt/progress.h"
 #include "runtime.h"
 
-/* What a rank tells all others after each step of validation. */
+/* A rank's message to all others after each step of validation. */
 struct validation_vote {
     double loss;  /* of its last chunk, as far as it counts it */
     int64_t hits; /* in all steps so far */

@@ -7,7 +7,7 @@
 #include "hapt/deadline.h"
 #include "watch.h"
 
-/* Of the time-out: waits inside the phase have one each, and report more. */
+/* Share of --timeout. Waits inside the phase have time-outs of their own, which report more. */
 #define CONNECT_SHARE 1.5
 
 static enum hapt_status find_ranks(struct worker *worker)
