@@ -76,9 +76,10 @@ struct hapt_chain {
     const int *launches; /* [chunk] 1 to B, never rise */
     bool tied;           /* the ends exchange gradients of tied parameters */
 };
-/* Gives the bits of hapt_simulate_step for such a schedule. It makes no lists, so it is several times faster. `costs`:
- * one step, with overlap, without edge_s and agreement. */
-enum hapt_status hapt_simulate_chain(const struct hapt_chain *chain, const struct hapt_costs *costs,
+/* Gives the bits of hapt_simulate_step for such a schedule. It makes no lists, so it is several times faster. If the
+ * only step takes longer than `most_s`, it ends early: *step_s is then above most_s, and at most the step. `costs`:
+ * with overlap, without edge_s; several steps only with agreement. */
+enum hapt_status hapt_simulate_chain(const struct hapt_chain *chain, const struct hapt_costs *costs, double most_s,
                                      struct hapt_simulate_work *work, double *step_s);
 /* Steady-state seconds per microbatch under the schedule's launch counts, from a run that is long enough for it. GPipe
  * launches B microbatches and has no steady state: the average cost of one more microbatch. */

@@ -306,6 +306,17 @@ enum hapt_status hapt_plan_period(const struct hapt_plan *plan, double *period_s
     return status;
 }
 
+static enum hapt_status step_of_lists(const struct hapt_plan *plan, struct hapt_arena *scratch, double *step_s)
+{
+    struct hapt_simulate_work work = {0};
+    struct hapt_schedule *schedule;
+    struct hapt_costs costs;
+    HAPT_TRY(hapt_plan_lay_out(plan, scratch, &schedule, &costs));
+    const enum hapt_status status = hapt_simulate_step(schedule, &costs, &work, step_s);
+    hapt_simulate_work_release(&work);
+    return status;
+}
+
 /* more microbatches than this are not simulated in full */
 enum { LONG_STEP = 1 << 16 };
 
@@ -313,7 +324,6 @@ enum { LONG_STEP = 1 << 16 };
  * is a multiple of a launch round. */
 static enum hapt_status extrapolate(const struct hapt_plan *plan, int half, struct hapt_arena *scratch, double *step_s)
 {
-    struct hapt_simulation *simulation;
     struct hapt_plan part = *plan;
     double part_s[2];
     HAPT_NEW(part.stage, scratch, plan->stage_count);
@@ -325,8 +335,7 @@ static enum hapt_status extrapolate(const struct hapt_plan *plan, int half, stru
                 plan->stage[i].step_s / part.microbatches - plan->stage[i].step_s / plan->microbatches;
             if (plan->schedule == HAPT_SCHEDULE_GPIPE) part.stage[i].warmup = part.microbatches;
         }
-        HAPT_TRY(hapt_plan_simulate(&part, scratch, &simulation));
-        part_s[k] = simulation->step_s;
+        HAPT_TRY(step_of_lists(&part, scratch, &part_s[k]));
     }
     *step_s = part_s[1] + (plan->microbatches - 2.0 * half) * (part_s[1] - part_s[0]) / half;
     return HAPT_OK;
@@ -341,13 +350,10 @@ static int launch_round(const struct hapt_plan *plan)
 
 static enum hapt_status simulated_step(const struct hapt_plan *plan, struct hapt_arena *scratch, double *step_s)
 {
-    struct hapt_simulation *simulation;
     const int round = launch_round(plan);
     if (plan->microbatches > LONG_STEP && round <= LONG_STEP / 64)
         return extrapolate(plan, LONG_STEP / 16 / round * round, scratch, step_s);
-    HAPT_TRY(hapt_plan_simulate(plan, scratch, &simulation));
-    *step_s = simulation->step_s;
-    return HAPT_OK;
+    return step_of_lists(plan, scratch, step_s);
 }
 
 /* The step with the work once a step, and without, apart from the exchange of tied gradients. */

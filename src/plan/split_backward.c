@@ -104,19 +104,44 @@ static enum hapt_status drop_unused_slots(struct hapt_plan *plan, struct hapt_ar
     return HAPT_OK;
 }
 
+/* Sets of slots that were tried. */
+struct grants {
+    int count, stages;
+    int *slots; /* [MOST_GRANTS][stages][slots, weight slots] */
+};
+enum { MOST_GRANTS = 64 }; /* two for each power of two up to the most microbatches */
+
+/* Notes the plan's slots; false: they were tried before. */
+static bool note_grant(struct grants *grants, const struct hapt_plan *plan)
+{
+    const size_t row = 2 * (size_t)grants->stages;
+    int *const own = &grants->slots[(size_t)grants->count * row];
+    for (int i = 0; i < grants->stages; i++) {
+        own[2 * i] = plan->stage[i].slots;
+        own[2 * i + 1] = plan->stage[i].weight_slots;
+    }
+    for (int k = 0; k < grants->count; k++)
+        if (memcmp(&grants->slots[(size_t)k * row], own, row * sizeof *own) == 0) return false;
+    grants->count++;
+    return true;
+}
+
 /* Tries 1, 2, 4, ... and B passes that may wait, each with slots of their own and without. More do not always help: a
  * pass that waits for an idle time may end the step. */
 static enum hapt_status choose_slots(struct hapt_plan *plan, struct hapt_arena *scratch)
 {
     const int S = plan->stage_count, B = plan->microbatches;
     struct hapt_plan_stage *best;
+    struct grants grants = {.stages = S};
     HAPT_NEW(best, scratch, S);
+    HAPT_NEW(grants.slots, scratch, (MOST_GRANTS + 1) * 2 * S);
     memcpy(best, plan->stage, (size_t)S * sizeof *best);
     for (int wanted = 2, last = B < 2; !last; wanted = 2 * wanted < B ? 2 * wanted : B) {
         last = wanted >= B;
         for (int more = 0; more < (hapt_schedule_loops(plan->schedule) ? 1 : 2); more++) {
             double step_s;
             grant_slots(plan, wanted < B ? wanted : B, more);
+            if (!note_grant(&grants, plan)) continue;
             HAPT_TRY(simulate(plan, &step_s));
             if (hapt_at_most(plan->simulated_s, step_s)) continue;
             plan->simulated_s = step_s;

@@ -6,43 +6,46 @@
  * the pipeline and up again, therefore find each operand computed. The maxima and sums are those of simulate.c, so the
  * times have the same bits. Several steps only if all stages agree at the end of each.
  */
-#include <string.h>
+#include <math.h>
 
 #include "play.h"
 
-/* Times of the newest passes of a stage, and of the transfers over the boundary behind it: rings by microbatch. */
-struct ring {
+/* Rounds between two looks at whether the step may still be short enough. */
+enum { CHECK_EVERY = 16 };
+/* More than the rounding of a sum of all passes. */
+#define ROUNDING 1e-9
+
+/* A stage, its newest passes, and the boundary behind it. Rings by microbatch hold the ends of passes and transfers. */
+struct stage {
     double *forward_end_s, *backward_end_s, *activation_s, *gradient_s;
+    double clock_s;
+    double update_s;                    /* end of its deferred update, if nothing delays it */
+    double forward_free_s, back_free_s; /* channels over the boundary */
+    double forward_s, backward_s;       /* of a pass */
+    double comm_s;                      /* over the boundary */
+    double after_s;                     /* from its last backward pass to that of stage 0, at least */
+    int launches, next;                 /* `next`: the next forward pass */
 };
 
 struct chain {
     const struct hapt_chain *about;
     const struct hapt_costs *costs;
     int slots, mask;
-    struct ring *ring;                    /* [chunk] */
-    double *clock_s;                      /* [chunk] */
-    double *update_s;                     /* [chunk] end of its deferred update, if nothing delays it */
-    double *forward_free_s, *back_free_s; /* [chunk] channels over the boundary behind it */
-    int *next;                            /* [chunk] the next forward pass */
+    struct stage *stage; /* [chunk] */
 };
 
 static size_t place(struct chain *chain, char *block)
 {
     const size_t chunks = (size_t)chain->about->chunks, row = ((size_t)chain->mask + 1) * sizeof(double);
     size_t used = 0;
-    chain->ring = play_carve(block, &used, chunks * sizeof *chain->ring);
-    chain->clock_s = play_carve(block, &used, chunks * sizeof(double));
-    chain->update_s = play_carve(block, &used, chunks * sizeof(double));
-    chain->forward_free_s = play_carve(block, &used, chunks * sizeof(double));
-    chain->back_free_s = play_carve(block, &used, chunks * sizeof(double));
-    chain->next = play_carve(block, &used, chunks * sizeof *chain->next);
+    chain->stage = play_carve(block, &used, chunks * sizeof *chain->stage);
     for (size_t i = 0; i < chunks; i++) {
-        struct ring ring;
-        ring.forward_end_s = play_carve(block, &used, row);
-        ring.backward_end_s = play_carve(block, &used, row);
-        ring.activation_s = play_carve(block, &used, row);
-        ring.gradient_s = play_carve(block, &used, row);
-        if (block) chain->ring[i] = ring;
+        struct stage stage = {0};
+        stage.forward_end_s = play_carve(block, &used, row);
+        stage.backward_end_s = play_carve(block, &used, row);
+        stage.activation_s = play_carve(block, &used, row);
+        stage.gradient_s = play_carve(block, &used, row);
+        if (block) chain->stage[i] = stage;
     }
     return used;
 }
@@ -50,6 +53,7 @@ static size_t place(struct chain *chain, char *block)
 static enum hapt_status begin(struct chain *chain, struct hapt_simulate_work *work)
 {
     const struct hapt_chain *about = chain->about;
+    const struct hapt_costs *costs = chain->costs;
     int longest = 0;
     for (int i = 0; i < about->chunks; i++) longest = about->launches[i] > longest ? about->launches[i] : longest;
     chain->mask = 1;
@@ -67,66 +71,65 @@ static enum hapt_status begin(struct chain *chain, struct hapt_simulate_work *wo
     }
     place(chain, work->block);
     for (int i = 0; i < about->chunks; i++) {
-        chain->clock_s[i] = chain->update_s[i] = chain->forward_free_s[i] = chain->back_free_s[i] = 0;
-        chain->next[i] = 0;
+        struct stage *const stage = &chain->stage[i];
+        stage->forward_s = costs->forward_s[i];
+        stage->backward_s = costs->backward_s[i];
+        stage->comm_s = i + 1 < about->chunks ? costs->comm_s[i] : 0;
+        stage->launches = about->launches[i];
+        stage->after_s = i > 0 ? stage[-1].after_s + stage[-1].backward_s + stage[-1].comm_s : 0;
     }
     return HAPT_OK;
-}
-
-/* Times a transfer that fills a transfer slot: `before_s` is the end of the pass that frees it. */
-static inline double transfer(double ready_s, double before_s, double comm_s, double *free_s)
-{
-    const double start_s = later(later(ready_s, *free_s), before_s);
-    *free_s = start_s + comm_s;
-    return *free_s;
 }
 
 /* An update that ends at clock_s, apart from what is deferred. Returns its whole end. */
 static double defer(struct chain *chain, int i, double clock_s)
 {
-    chain->clock_s[i] = clock_s;
-    chain->update_s[i] = clock_s + (chain->costs->deferred_s ? chain->costs->deferred_s[i] : 0);
-    return chain->update_s[i];
+    chain->stage[i].clock_s = clock_s;
+    chain->stage[i].update_s = clock_s + (chain->costs->deferred_s ? chain->costs->deferred_s[i] : 0);
+    return chain->stage[i].update_s;
 }
 
 /* Forward passes of a stage up to microbatch `last`, in a step that begins with microbatch `first`. */
 static void run_forward(struct chain *chain, int i, int first, int last)
 {
-    const int mask = chain->mask, slots = chain->slots, launches = chain->about->launches[i];
-    const struct ring *mine = &chain->ring[i], *front = i > 0 ? mine - 1 : NULL;
+    const int mask = chain->mask, slots = chain->slots;
+    struct stage *const mine = &chain->stage[i], *const front = i > 0 ? mine - 1 : NULL;
     const bool sends = i + 1 < chain->about->chunks;
-    for (int k = chain->next[i]; k <= last; k++) {
-        double start_s = chain->clock_s[i];
+    double clock_s = mine->clock_s;
+    int k = mine->next;
+    for (; k <= last; k++) {
+        double start_s = clock_s;
         if (front) {
-            const double before_s = slots > 0 && k >= slots ? mine->forward_end_s[(k - slots) & mask] : 0;
-            const double arrived_s = transfer(front->forward_end_s[k & mask], before_s, chain->costs->comm_s[i - 1],
-                                              &chain->forward_free_s[i - 1]);
-            front->activation_s[k & mask] = arrived_s;
+            double sent_s = later(front->forward_end_s[k & mask], front->forward_free_s);
+            if (slots > 0 && k >= slots) sent_s = later(sent_s, mine->forward_end_s[(k - slots) & mask]);
+            const double arrived_s = sent_s + front->comm_s;
+            front->forward_free_s = front->activation_s[k & mask] = arrived_s;
             start_s = later(start_s, arrived_s);
         }
         /* the microbatch before in the same slot must have been sent */
-        if (sends && k >= launches) start_s = later(start_s, mine->activation_s[(k - launches) & mask]);
-        chain->clock_s[i] = mine->forward_end_s[k & mask] =
-            k == first ? play_first_forward_end(chain->costs, i, start_s, chain->update_s[i])
-                       : start_s + chain->costs->forward_s[i];
+        if (sends && k >= mine->launches) start_s = later(start_s, mine->activation_s[(k - mine->launches) & mask]);
+        clock_s =
+            k == first ? play_first_forward_end(chain->costs, i, start_s, mine->update_s) : start_s + mine->forward_s;
+        mine->forward_end_s[k & mask] = clock_s;
     }
-    chain->next[i] = last + 1 > chain->next[i] ? last + 1 : chain->next[i];
+    mine->clock_s = clock_s;
+    mine->next = k;
 }
 
 static void run_backward(struct chain *chain, int i, int m)
 {
     const int mask = chain->mask, slots = chain->slots;
-    const struct ring *mine = &chain->ring[i];
-    double start_s = chain->clock_s[i];
+    struct stage *const mine = &chain->stage[i];
+    double start_s = mine->clock_s;
     if (i + 1 < chain->about->chunks) {
-        const double before_s = slots > 0 && m >= slots ? mine->backward_end_s[(m - slots) & mask] : 0;
-        const double arrived_s =
-            transfer(mine[1].backward_end_s[m & mask], before_s, chain->costs->comm_s[i], &chain->back_free_s[i]);
-        mine->gradient_s[m & mask] = arrived_s;
+        double sent_s = later(mine[1].backward_end_s[m & mask], mine->back_free_s);
+        if (slots > 0 && m >= slots) sent_s = later(sent_s, mine->backward_end_s[(m - slots) & mask]);
+        const double arrived_s = sent_s + mine->comm_s;
+        mine->back_free_s = mine->gradient_s[m & mask] = arrived_s;
         start_s = later(start_s, arrived_s);
     }
     if (i > 0 && slots > 0 && m >= slots) start_s = later(start_s, mine[-1].gradient_s[(m - slots) & mask]);
-    chain->clock_s[i] = mine->backward_end_s[m & mask] = start_s + chain->costs->backward_s[i];
+    mine->clock_s = mine->backward_end_s[m & mask] = start_s + mine->backward_s;
 }
 
 /* The end of a step, behind all passes. */
@@ -135,34 +138,56 @@ static double end_step(struct chain *chain)
     const int last = chain->about->chunks - 1;
     double end_s = 0, agreed_s = 0;
     if (chain->about->tied && last > 0) {
-        const double met_s = later(chain->clock_s[0], chain->clock_s[last]);
-        chain->clock_s[0] = chain->clock_s[last] = met_s + chain->costs->exchange_s;
+        const double met_s = later(chain->stage[0].clock_s, chain->stage[last].clock_s);
+        chain->stage[0].clock_s = chain->stage[last].clock_s = met_s + chain->costs->exchange_s;
     }
-    for (int i = 0; i <= last && chain->costs->agrees; i++) agreed_s = later(agreed_s, chain->clock_s[i]);
+    for (int i = 0; i <= last && chain->costs->agrees; i++) agreed_s = later(agreed_s, chain->stage[i].clock_s);
     for (int i = 0; i <= last; i++) {
-        end_s = later(end_s, defer(chain, i, later(agreed_s, chain->clock_s[i]) + play_update_s(chain->costs, i)));
+        const double clock_s = later(agreed_s, chain->stage[i].clock_s);
+        end_s = later(end_s, defer(chain, i, clock_s + play_update_s(chain->costs, i)));
     }
     return end_s;
 }
 
-/* Microbatches [first, end) of a step. Passes and transfers of earlier steps ended before the stages agreed. */
-static void run_step(struct chain *chain, int first, int end)
+/* The earliest end of a step of which microbatches below m passed all stages: each stage has to compute the others, and
+ * the last gradient to get from there to stage 0. */
+static double earliest_end_s(const struct chain *chain, int m, int end)
+{
+    const int last = chain->about->chunks - 1;
+    double least_s = 0;
+    for (int i = 0; i <= last; i++) {
+        const struct stage *const stage = &chain->stage[i];
+        const double left_s = (end - stage->next) * stage->forward_s + (end - m) * stage->backward_s;
+        least_s = later(least_s, stage->clock_s + left_s + stage->after_s);
+    }
+    if (chain->about->tied && last > 0) least_s += chain->costs->exchange_s;
+    return (least_s + play_update_s(chain->costs, 0)) * (1 - ROUNDING);
+}
+
+/* Microbatches [first, end) of a step. Passes and transfers of earlier steps ended before the stages agreed. Returns
+ * the end of the step; if that is after `most_s`, at least a lower bound of it that is, too. */
+static double run_step(struct chain *chain, int first, int end, double most_s)
 {
     const struct hapt_chain *about = chain->about;
     for (int m = first; m < end; m++) {
+        if ((m - first) % CHECK_EVERY == 1 && isfinite(most_s)) {
+            const double least_s = earliest_end_s(chain, m, end);
+            if (least_s > most_s) return least_s;
+        }
         for (int i = 0; i < about->chunks; i++) {
-            const int last = m + about->launches[i] - 1;
+            const int last = m + chain->stage[i].launches - 1;
             run_forward(chain, i, first, last < end ? last : end - 1);
         }
         for (int i = about->chunks - 1; i >= 0; i--) run_backward(chain, i, m);
     }
+    return end_step(chain);
 }
 
-enum hapt_status hapt_simulate_chain(const struct hapt_chain *about, const struct hapt_costs *costs,
+enum hapt_status hapt_simulate_chain(const struct hapt_chain *about, const struct hapt_costs *costs, double most_s,
                                      struct hapt_simulate_work *work, double *step_s)
 {
     struct chain chain = {.about = about, .costs = costs, .slots = costs->transfer_slots};
-    const int B = about->microbatches;
+    const int B = about->microbatches, steps = costs->steps > 0 ? costs->steps : 1;
     double end_s = 0;
     HAPT_ASSERT(!costs->blocking && !costs->edge_s && (costs->steps <= 1 || costs->agrees));
     HAPT_ASSERT(!costs->steady || (costs->steps <= 1 && costs->agrees));
@@ -171,10 +196,9 @@ enum hapt_status hapt_simulate_chain(const struct hapt_chain *about, const struc
         end_s = later(end_s, defer(&chain, i, play_update_s(costs, i)));
     }
     *step_s = 0;
-    for (int step = 0; step < (costs->steps > 0 ? costs->steps : 1); step++) {
+    for (int step = 0; step < steps; step++) {
         const double before_s = end_s;
-        run_step(&chain, step * B, (step + 1) * B);
-        end_s = end_step(&chain);
+        end_s = run_step(&chain, step * B, (step + 1) * B, steps == 1 ? before_s + most_s : INFINITY);
         *step_s = end_s - before_s;
     }
     return HAPT_OK;

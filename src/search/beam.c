@@ -57,14 +57,26 @@ static bool apply(struct beam *beam, const struct beam_move *move)
     return beam->rules->apply(beam, move);
 }
 
-/* This rank's share of the moves. */
+/* Puts a step among the shortest ones, [BEAM_WIDTH] in ascending order. */
+static void keep_shortest(double shortest_s[BEAM_WIDTH], double step_s)
+{
+    int at = BEAM_WIDTH - 1;
+    if (!(step_s < shortest_s[at])) return;
+    for (; at > 0 && step_s < shortest_s[at - 1]; at--) shortest_s[at] = shortest_s[at - 1];
+    shortest_s[at] = step_s;
+}
+
+/* This rank's share of the moves. Only the shortest ones of a round may enter the beam. */
 static enum hapt_status price_share(struct beam *beam)
 {
+    double shortest_s[BEAM_WIDTH];
+    for (int k = 0; k < BEAM_WIDTH; k++) shortest_s[k] = beam_worst_s(beam);
     for (int k = 0; k < beam->move_count; k++) {
         beam->step_s[k] = INFINITY;
         if (k % beam->size != beam->rank || !apply(beam, &beam->move[k])) continue;
-        HAPT_TRY(beam->rules->price(beam, beam_worst_s(beam)));
+        HAPT_TRY(beam->rules->price(beam, beam_worst_s(beam), shortest_s[BEAM_WIDTH - 1]));
         beam->step_s[k] = *beam->rules->step_s(beam->trial);
+        keep_shortest(shortest_s, beam->step_s[k]);
     }
     return HAPT_OK;
 }

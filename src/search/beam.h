@@ -47,8 +47,9 @@ struct beam_rules {
     enum hapt_status (*list)(struct beam *beam, int entry);
     /* Applies a move to beam->trial, a copy of its entry; false: it is impossible. */
     bool (*apply)(struct beam *beam, const struct beam_move *move);
-    /* Sets the trial's step; INFINITY if it is not below `limit_s`. Rank-local. */
-    enum hapt_status (*price)(struct beam *beam, double limit_s);
+    /* Sets the trial's step; INFINITY if it is not below `limit_s`. One above `most_s` may be given too short, yet
+     * above most_s. Rank-local. */
+    enum hapt_status (*price)(struct beam *beam, double limit_s, double most_s);
     /* Work of one move of this entry. */
     double (*move_work)(const struct beam *beam, const void *entry, bool simulated);
     /* Called when no entry was new. *changed: it improved entry[0]. NULL: nothing is left to try. Rank-local. */

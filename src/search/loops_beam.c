@@ -90,8 +90,9 @@ static enum hapt_status list(struct beam *beam, int entry)
     return HAPT_OK;
 }
 
-static enum hapt_status price(struct beam *beam, double limit_s)
+static enum hapt_status price(struct beam *beam, double limit_s, double most_s)
 {
+    (void)most_s;
     return loops_price(beam->context, limit_s, beam->trial);
 }
 

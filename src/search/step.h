@@ -204,8 +204,9 @@ double step_least_comm_s(const struct step_search *search, int layer);
 double step_least_time_s(const struct step_search *search, int first, int end);
 
 /* Prices the candidate's stages under its own launch counts. step_s becomes INFINITY if the stages are no candidates,
- * exceed memory, or cannot be faster than `limit_s`. */
-enum hapt_status step_price(struct step_search *search, double limit_s, struct step_candidate *candidate);
+ * exceed memory, or cannot be faster than `limit_s`. A step above `most_s` may be given too short, yet above most_s. */
+enum hapt_status step_price(struct step_search *search, double limit_s, double most_s,
+                            struct step_candidate *candidate);
 /* The same with the best launch counts of the rules that the options allow. */
 enum hapt_status step_price_launches(struct step_search *search, double limit_s, struct step_candidate *candidate);
 /* Adds or takes single launches of a priced candidate as long as its step becomes shorter. */

@@ -260,24 +260,37 @@ static enum hapt_status finish_best(struct batchings *all, struct hapt_arena *re
     return HAPT_OK;
 }
 
+/* A lower bound of the steps of all batchings; split plans: at most `most_s`. The ranks share the batchings. */
+static enum hapt_status bound_all(struct batchings *all, double most_s, double *bound_s)
+{
+    int rank, size;
+    enum hapt_status status = HAPT_OK;
+    double least_s = *bound_s;
+    HAPT_MPI(MPI_Comm_rank(all->comm, &rank));
+    HAPT_MPI(MPI_Comm_size(all->comm, &size));
+    for (int k = rank; k < all->count && status == HAPT_OK; k += size) {
+        double own_s = all->search[k].bound_s;
+        if (!all->feasible[k]) continue;
+        if (all->options->split != HAPT_SPLIT_NO) status = step_bound_split(&all->search[k], most_s, &own_s);
+        least_s = fmin(least_s, own_s);
+    }
+    HAPT_TRY(hapt_env_agree(all->comm, status));
+    HAPT_MPI(MPI_Allreduce(&least_s, bound_s, 1, MPI_DOUBLE, MPI_MIN, all->comm));
+    return HAPT_OK;
+}
+
 static enum hapt_status finish(struct batchings *all, struct hapt_arena *result, struct hapt_plan **found)
 {
     HAPT_TRY(finish_best(all, result, found));
     struct hapt_plan *plan = *found;
-    const double most_s = fmin(known_s(all), plan->simulated_s);
     plan->search.gap = 0;
     plan->search.candidates = plan->search.evaluated = 0;
     plan->bound_s = plan->simulated_s;
     for (int k = 0; k < all->count; k++) {
-        double bound_s = all->search[k].bound_s;
         plan->search.candidates += all->search[k].figures.candidates;
         plan->search.evaluated += all->search[k].figures.evaluated;
-        if (!all->feasible[k]) continue;
-        if (all->options->split != HAPT_SPLIT_NO)
-            HAPT_TRY(hapt_env_agree(all->comm, step_bound_split(&all->search[k], most_s, &bound_s)));
-        plan->bound_s = fmin(plan->bound_s, bound_s);
     }
-    return HAPT_OK;
+    return bound_all(all, fmin(known_s(all), plan->simulated_s), &plan->bound_s);
 }
 
 /* Plans of the batchings that are not much slower than the best one, without splits; NULL: none. Rank-local. */

@@ -69,9 +69,9 @@ static double once_s(const struct bounding *bounding, int c, size_t cell)
     return fmax(0, cluster->step_time[cell] - share_s) * (1 - cluster->deferrable);
 }
 
-/* Keeps the stages that a plan with a shorter step than the best one may have. A split program's microbatch is in
- * flight at least until its backward, and behind the stage it may take less time than unsplit ones. */
-static enum hapt_status copy_times(struct bounding *bounding, int c)
+/* Keeps the stages that a plan with a shorter step than the best one may have; none unless `used`. A split program's
+ * microbatch is in flight at least until its backward, and behind the stage it may take less time than unsplit ones. */
+static enum hapt_status copy_times(struct bounding *bounding, int c, bool used)
 {
     struct hapt_profile_cluster *cluster = &bounding->profile.cluster[c];
     const struct step_search *search = bounding->search;
@@ -80,6 +80,8 @@ static enum hapt_status copy_times(struct bounding *bounding, int c)
     const size_t cells = hapt_profile_index(search->profile, cluster->submesh_count, 0, 0);
     HAPT_NEW(cluster->stage_time, &bounding->scratch, cells);
     for (size_t k = 0; k < cells; k++) {
+        cluster->stage_time[k] = NAN;
+        if (!used || isnan(time_s[k])) continue;
         const bool split = bounding->kind != UNSPLIT, waits = split && is_known(cluster, k);
         const double rest_s = split ? 0 : bounding->rest_s[k % (size_t)L + 1];
         const double bytes =
@@ -89,7 +91,7 @@ static enum hapt_status copy_times(struct bounding *bounding, int c)
         const bool fits = hapt_at_most(bytes + cluster->activation_bytes[k], cluster->device_memory_bytes) &&
                           hapt_at_most(B * (least_s + rest_s) / most, search->best.step_s) &&
                           hapt_at_most(B * time_s[k] + once_s(bounding, c, k), search->best.step_s);
-        cluster->stage_time[k] = !fits ? NAN : bounding->kind == TRANSFERS ? least_s : time_s[k];
+        if (fits) cluster->stage_time[k] = bounding->kind == TRANSFERS ? least_s : time_s[k];
     }
     cluster->step_time = NULL;
     cluster->device_memory_bytes = INFINITY;
@@ -113,13 +115,7 @@ static enum hapt_status restrict_profile(struct bounding *bounding, unsigned sub
         to->mixed[to->mixed_count] = from->mixed[k];
         to->mixed[to->mixed_count++].step_time = NULL;
     }
-    for (int c = 0; c < from->cluster_count; c++) {
-        HAPT_TRY(copy_times(bounding, c));
-        if (subclusters >> c & 1u) continue;
-        const size_t cells =
-            (size_t)to->cluster[c].submesh_count * (size_t)from->layer_count * (size_t)from->layer_count;
-        for (size_t k = 0; k < cells; k++) to->cluster[c].stage_time[k] = NAN;
-    }
+    for (int c = 0; c < from->cluster_count; c++) HAPT_TRY(copy_times(bounding, c, subclusters >> c & 1u));
     return HAPT_OK;
 }
 

@@ -222,7 +222,9 @@ static enum hapt_status begin(struct step_search *search, double limit_s, struct
     return HAPT_OK;
 }
 
-static enum hapt_status simulate(struct step_search *search, const struct hapt_plan *plan, double *step_s)
+/* A step above most_s may be given too short, yet above most_s. */
+static enum hapt_status simulate(struct step_search *search, const struct hapt_plan *plan, double most_s,
+                                 double *step_s)
 {
     struct hapt_costs costs;
     struct hapt_chain chain = {plan->stage_count, plan->microbatches, NULL, plan->exchange_s > 0};
@@ -239,10 +241,10 @@ static enum hapt_status simulate(struct step_search *search, const struct hapt_p
     HAPT_NEW(launches, &search->trial, plan->stage_count);
     for (int i = 0; i < plan->stage_count; i++) launches[i] = plan->stage[i].warmup;
     chain.launches = launches;
-    return hapt_simulate_chain(&chain, &costs, &search->simulation, step_s);
+    return hapt_simulate_chain(&chain, &costs, most_s, &search->simulation, step_s);
 }
 
-enum hapt_status step_price(struct step_search *search, double limit_s, struct step_candidate *candidate)
+enum hapt_status step_price(struct step_search *search, double limit_s, double most_s, struct step_candidate *candidate)
 {
     struct hapt_plan *plan;
     candidate->step_s = INFINITY;
@@ -250,7 +252,7 @@ enum hapt_status step_price(struct step_search *search, double limit_s, struct s
     if (!plan) return HAPT_OK;
     for (int i = 0; i < plan->stage_count; i++) plan->stage[i].warmup = candidate->launches[i];
     if (!isfinite(least_t_max_s(plan)) || hapt_plan_tighten(plan) >= 0) return HAPT_OK;
-    return simulate(search, plan, &candidate->step_s);
+    return simulate(search, plan, most_s, &candidate->step_s);
 }
 
 /* Launch counts that were tried. */
@@ -287,7 +289,7 @@ static enum hapt_status try_counts(struct step_search *search, struct hapt_plan 
     bool is_new;
     HAPT_TRY(note_launches(search, plan, tried, &is_new));
     if (!is_new) return HAPT_OK;
-    HAPT_TRY(simulate(search, plan, &step_s));
+    HAPT_TRY(simulate(search, plan, candidate->step_s, &step_s));
     if (!(step_s < candidate->step_s)) return HAPT_OK;
     candidate->step_s = step_s;
     candidate->schedule = schedule;
@@ -402,7 +404,7 @@ enum hapt_status step_price_nearby(struct step_search *search, struct step_candi
         fails++;
         if ((first == last && move & 1) || !shift_launches(candidate, first, last, by, search->B)) continue;
         candidate->schedule = HAPT_SCHEDULE_H1F1B;
-        HAPT_TRY(step_price(search, before.step_s, candidate));
+        HAPT_TRY(step_price(search, before.step_s, before.step_s, candidate));
         if (candidate->step_s < before.step_s) {
             fails = 0;
             continue;

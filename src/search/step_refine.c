@@ -122,10 +122,10 @@ static enum hapt_status list(struct beam *beam, int entry)
 }
 
 /* The slowest entry of a full beam limits what is worth a simulation; else the best one does, loosely. */
-static enum hapt_status price(struct beam *beam, double limit_s)
+static enum hapt_status price(struct beam *beam, double limit_s, double most_s)
 {
     return step_price(((struct refinement *)beam->context)->search, fmin(limit_s, 1.02 * *step_of(beam->entry[0])),
-                      beam->trial);
+                      most_s, beam->trial);
 }
 
 static double move_work(const struct beam *beam, const void *entry, bool simulated)

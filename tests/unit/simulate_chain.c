@@ -5,11 +5,28 @@
 
 enum { MOST_CHUNKS = 12 };
 
+static int early; /* steps that ended early */
+
 /* Zero, short or long, so that computing, transfers and slots all decide. */
 static double random_s(uint64_t *random)
 {
     const double scale[] = {0, 1, 1, 3, 10};
     return scale[hapt_random_next(random) % 5] * (double)(1 + hapt_random_next(random) % 1000) / 999.0;
+}
+
+/* A step that is longer than `most_s` may end early, others keep their bits. */
+static void check_early_end(const struct hapt_chain *chain, const struct hapt_costs *costs, double step_s,
+                            double most_s)
+{
+    struct hapt_simulate_work work = {0};
+    double early_s = -1;
+    CHECK_OK(hapt_simulate_chain(chain, costs, most_s, &work, &early_s));
+    if (step_s <= most_s || costs->steps > 1)
+        CHECK(early_s == step_s);
+    else
+        CHECK_MESSAGE(early_s > most_s && early_s <= step_s, "%.17g, not in (%.17g, %.17g]", early_s, most_s, step_s);
+    early += early_s < step_s;
+    hapt_simulate_work_release(&work);
 }
 
 static void chains_have_the_bits_of_lists(void)
@@ -61,16 +78,18 @@ static void chains_have_the_bits_of_lists(void)
         CHECK_OK(hapt_schedule_build(kind, S, B, launches, &options, &arena, &schedule));
         if (!schedule) break;
         CHECK_OK(hapt_simulate_step(schedule, &costs, &list_work, &by_lists_s));
-        CHECK_OK(hapt_simulate_chain(&chain, &costs, &chain_work, &by_chain_s));
+        CHECK_OK(hapt_simulate_chain(&chain, &costs, INFINITY, &chain_work, &by_chain_s));
         CHECK_MESSAGE(memcmp(&by_chain_s, &by_lists_s, sizeof by_chain_s) == 0,
                       "case %d: %s, %d chunks, %d microbatches: %.17g by the chain, %.17g by the lists", c,
                       hapt_schedule_kind_name(kind), S, B, by_chain_s, by_lists_s);
+        check_early_end(&chain, &costs, by_chain_s, 1.2 * by_chain_s * hapt_random_unit(&random));
         if (!steady) continue;
         costs.steady = false;
         costs.steps = HAPT_SIMULATE_STEPS;
         CHECK_OK(hapt_simulate_step(schedule, &costs, &list_work, &by_lists_s));
         CHECK_NEAR(by_chain_s, by_lists_s, 1e-9 * (1 + by_lists_s)); /* the last of three steps */
     }
+    CHECK(early > cases / 10);
     hapt_simulate_work_release(&chain_work);
     hapt_simulate_work_release(&list_work);
     hapt_arena_release(&arena);
