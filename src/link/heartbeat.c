@@ -25,6 +25,7 @@ static struct {
     pthread_t thread;
     bool running;
     pthread_mutex_t lock;
+    pthread_cond_t left;           /* signalled with `leaving` */
     struct hapt_activity activity; /* under the lock, like `leaving` */
     bool leaving;
 } heartbeat = {.lock = PTHREAD_MUTEX_INITIALIZER, .activity = {"start", -1, -1, -1, -1}};
@@ -91,6 +92,17 @@ _Noreturn static void name_lost(int rank, double behind_s)
                   heartbeat.rank, hapt_env_host(heartbeat.rank), behind_s, rank, now.doing));
 }
 
+/* Waits until then, or until the rank is to leave. */
+static void rest_until(double until_s)
+{
+    const double whole_s = floor(until_s);
+    const struct timespec until = {(time_t)whole_s, (long)((until_s - whole_s) * 1e9)};
+    pthread_mutex_lock(&heartbeat.lock);
+    while (!heartbeat.leaving && pthread_cond_timedwait(&heartbeat.left, &heartbeat.lock, &until) == 0) {
+    }
+    pthread_mutex_unlock(&heartbeat.lock);
+}
+
 static void *run_heartbeat(void *argument)
 {
     (void)argument;
@@ -133,7 +145,10 @@ static void *run_heartbeat(void *argument)
         }
         if (!heard_farewell && silent_s > heartbeat.silence_s) name_silent(before, &last, silent_s);
         if (behind_s > heartbeat.silence_s) name_lost(before, behind_s);
-        hapt_time_sleep_until(now_s + (hurried ? 1e-3 : LOOK_S));
+        if (hurried)
+            hapt_time_sleep_until(now_s + 1e-3);
+        else
+            rest_until(now_s + LOOK_S);
     }
     return NULL;
 }
@@ -144,9 +159,11 @@ static void stop_heartbeat(void)
     if (!heartbeat.running) return;
     pthread_mutex_lock(&heartbeat.lock);
     heartbeat.leaving = true;
+    pthread_cond_signal(&heartbeat.left);
     pthread_mutex_unlock(&heartbeat.lock);
     pthread_join(heartbeat.thread, NULL);
     heartbeat.running = false;
+    pthread_cond_destroy(&heartbeat.left);
     MPI_Comm_free(&heartbeat.comm);
 }
 
@@ -158,7 +175,12 @@ enum hapt_status hapt_heartbeat_start(const struct hapt_env *env, double silence
     heartbeat.rank = env->world_rank;
     heartbeat.size = env->world_size;
     heartbeat.silence_s = silence_s;
-    const int error = hapt_thread_start(&heartbeat.thread, run_heartbeat, NULL);
+    pthread_condattr_t clock;
+    int error = pthread_condattr_init(&clock);
+    if (!error) error = pthread_condattr_setclock(&clock, CLOCK_MONOTONIC); /* that of hapt_time_s */
+    if (!error) error = pthread_cond_init(&heartbeat.left, &clock);
+    pthread_condattr_destroy(&clock);
+    if (!error) error = hapt_thread_start(&heartbeat.thread, run_heartbeat, NULL);
     heartbeat.running = error == 0;
     /* Without a thread, the neighbour would declare this rank dead. */
     if (error) hapt_die(hapt_fail(HAPT_ERR_MEMORY, NULL, "cannot start the heartbeat thread: %s", strerror(error)));
