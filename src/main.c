@@ -19,6 +19,7 @@ static const struct hapt_command_entry entry[HAPT_COMMAND_COUNT] = {
     [HAPT_COMMAND_SPMD] = {hapt_command_spmd, hapt_command_spmd_help},
     [HAPT_COMMAND_TRAIN] = {hapt_command_train, hapt_command_train_help},
     [HAPT_COMMAND_EVALUATE] = {hapt_command_evaluate, hapt_command_evaluate_help},
+    [HAPT_COMMAND_GENERATE] = {hapt_command_generate, hapt_command_generate_help},
     [HAPT_COMMAND_EXPORT] = {hapt_command_export, hapt_command_export_help},
     [HAPT_COMMAND_SIMULATE] = {hapt_command_simulate, hapt_command_simulate_help},
     [HAPT_COMMAND_MODEL] = {hapt_command_model, hapt_command_model_help},

@@ -2,11 +2,16 @@
 """Text becomes a data file for hapt, by the tokenizer of a published model (Hugging Face).
 
 usage: hapt_tokens.py --tokenizer FOLDER --output tokens.h5 [--held-out held-out.h5] [--share 0.05] FILE...
+       hapt_tokens.py --tokenizer FOLDER --encode TEXT
+       hapt_tokens.py --tokenizer FOLDER --decode < lines
 
 FOLDER holds the tokenizer of the model (tokenizer.json). A FILE that ends in .jsonl has a document per line, an object with "text", or with
 "messages" for the chat template of the tokenizer; any other file is one document of UTF-8 text. The token that ends a text follows each
 document. --held-out: about --share of the documents, evenly spaced, go to a second file for --validation-data; the end of the text, if there
 is one document only.
+
+--encode prints the tokens of a text as "5,17,3", for hapt generate --prompt-tokens. --decode reads such lines, which hapt generate prints, and
+prints their texts.
 
 The output is /tokens [n], uint32, in the order of the documents. hapt draws rows from it by seed and step. Needs h5py and tokenizers;
 "messages" need transformers."""
@@ -120,11 +125,23 @@ class Stream:
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokenizer", required=True)
-    parser.add_argument("--output", required=True)
+    parser.add_argument("--output")
+    parser.add_argument("--encode", metavar="TEXT")
+    parser.add_argument("--decode", action="store_true")
     parser.add_argument("--held-out")
     parser.add_argument("--share", type=float, default=0.05)
-    parser.add_argument("file", nargs="+")
+    parser.add_argument("file", nargs="*")
     options = parser.parse_args()
+    if (options.output is not None) + (options.encode is not None) + options.decode != 1:
+        fail("give one of --output, --encode and --decode", "hapt_tokens.py --help")
+    if bool(options.file) != bool(options.output):
+        fail("--output needs a FILE, the others take none", "hapt_tokens.py --help")
+    if options.encode is not None:
+        print(",".join(map(str, Words(options.tokenizer).tokenizer.encode(options.encode, add_special_tokens=False).ids)))
+        return
+    if options.decode:
+        decode(Words(options.tokenizer))
+        return
     if not 0 < options.share < 1:
         fail("--share %g is not between 0 and 1" % options.share, "0.05 is one document of twenty")
     for path in filter(None, (options.output, options.held_out)):
@@ -136,6 +153,14 @@ def main():
     finally:
         for stream in streams:
             stream.remove_partial()
+
+
+def decode(words):
+    for line in sys.stdin:
+        try:
+            print(words.tokenizer.decode([int(token) for token in line.split(",")]))
+        except ValueError:
+            fail("\"%.40s\" is no list of tokens" % line.strip(), "lines look like 5,17,3")
 
 
 def write(options, words, streams):

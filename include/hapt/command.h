@@ -22,6 +22,7 @@ enum hapt_status hapt_command_spmd(struct hapt_env *env, struct hapt_config *con
 enum hapt_status hapt_command_simulate(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena);
 enum hapt_status hapt_command_train(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena);
 enum hapt_status hapt_command_evaluate(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena);
+enum hapt_status hapt_command_generate(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena);
 enum hapt_status hapt_command_model(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena);
 enum hapt_status hapt_command_import(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena);
 enum hapt_status hapt_command_data(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena);
@@ -34,6 +35,6 @@ enum hapt_status hapt_command_doctor(struct hapt_env *env, struct hapt_config *c
 extern const char hapt_command_topology_help[], hapt_command_profile_help[], hapt_command_plan_help[],
     hapt_command_simulate_help[], hapt_command_model_help[], hapt_command_data_help[], hapt_command_train_help[],
     hapt_command_report_help[], hapt_command_import_help[], hapt_command_export_help[], hapt_command_spmd_help[],
-    hapt_command_check_help[], hapt_command_evaluate_help[];
+    hapt_command_check_help[], hapt_command_evaluate_help[], hapt_command_generate_help[];
 
 #endif

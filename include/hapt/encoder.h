@@ -1,6 +1,6 @@
 /*
- * Published encoders: BERT (masked language modelling) and ViT (image classification). Parameter names and layouts
- * ([out][in]) are Hugging Face's.
+ * Published encoders: BERT (masked language modelling), ViT and DINOv2 (image classification). Parameter names and
+ * layouts ([out][in]) are Hugging Face's.
  */
 #ifndef HAPT_ENCODER_H
 #define HAPT_ENCODER_H
@@ -19,12 +19,15 @@ struct hapt_bert {
     bool tied;
 };
 
-/* Pre-LN blocks on patches behind a class token; learned positions; a classifier on the class token. */
+/* Pre-LN blocks on patches behind a class token; learned positions; a classifier on the class token. DINOv2 scales the
+ * columns of what each half of a block adds, and classifies by the class token and the mean of the patches. */
 struct hapt_vit {
     int64_t layers, hidden, heads, ffn, image, channels, patch, classes;
     double norm_epsilon;
     bool tanh;     /* as above */
     bool qkv_bias; /* q, k and v have biases */
+    bool dinov2;
+    bool mask_token; /* dinov2: the model has one, which classification does not use */
 };
 
 /* Builds the model with --sequence (BERT), --microbatch, --dtype, --seed and training options of `config`. `family`

@@ -329,4 +329,32 @@ enum hapt_status hapt_train_evaluate(const struct hapt_env *env, const struct ha
                                      const struct hapt_checkpoint *checkpoint, const struct hapt_config *config,
                                      struct hapt_arena *arena, struct hapt_evaluation *result);
 
+/* ---- Generation ---- */
+
+struct hapt_prompt {
+    int64_t given, count; /* tokens of the prompt; with those that follow */
+    int32_t *token;       /* [given + most] */
+    bool ended;           /* by the end token, which is the last one */
+};
+struct hapt_generation {
+    int prompts; /* at most the rows of a step */
+    struct hapt_prompt *prompt;
+    int64_t most;       /* new tokens of each prompt */
+    double temperature; /* 0: the most likely token */
+    int64_t top_k;      /* choose among so many most likely tokens; 0: all */
+    uint64_t seed;
+    int64_t end; /* token that ends a text; -1: none */
+};
+
+/* HAPT_ERR_INPUT unless the model predicts tokens from those before alone. Rank-local. */
+enum hapt_status hapt_train_may_generate(const struct hapt_model *model);
+/* Continues the prompts with the weights of `checkpoint`, or (NULL) the model's: each token by a forward pass over the
+ * last T ones. What is chosen depends on the seed, the prompt's number and the token's, not on the plan, except where
+ * rounding decides. HAPT_ERR_INPUT: the plan splits the vocabulary over devices; logits that are not finite. Collective
+ * over env->world; ends in agreement. */
+enum hapt_status hapt_train_generate(const struct hapt_env *env, const struct hapt_cluster *cluster,
+                                     const struct hapt_model *model, const struct hapt_plan *plan,
+                                     const struct hapt_checkpoint *checkpoint, const struct hapt_config *config,
+                                     struct hapt_arena *arena, struct hapt_generation *generation);
+
 #endif

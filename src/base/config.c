@@ -39,6 +39,8 @@ static const struct {
     [HAPT_COMMAND_TRAIN] = {'r', "train", "--input model.h5 --plan plan.h5", "train with a given plan"},
     [HAPT_COMMAND_EVALUATE] = {'v', "evaluate", "--input model.h5 --checkpoint DIR --data held-out.h5",
                                "compute the loss on held-out data"},
+    [HAPT_COMMAND_GENERATE] = {'g', "generate", "--input model.h5 --checkpoint DIR --prompt-tokens 5,17,3",
+                               "continue a text"},
     [HAPT_COMMAND_MODEL] = {'m', "model", "(FAMILY | NAMED) --output model.h5", "write a model file"},
     [HAPT_COMMAND_IMPORT] = {'i', "import", "DIR --sequence T --output model.h5",
                              "make a model file of a published model (Hugging Face)"},

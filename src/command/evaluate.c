@@ -3,9 +3,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "hapt/train.h"
+#include "forward.h"
 #include "json_print.h"
-#include "phases.h"
 
 const char hapt_command_evaluate_help[] =
     "Computes the mean loss per target of all rows of --data, with the weights of --checkpoint, or else of the model\n"
@@ -23,30 +22,9 @@ const char hapt_command_evaluate_help[] =
 
 static enum hapt_status check_options(const struct hapt_config *config)
 {
-    if (strcmp(hapt_config_text(config, "device"), "emulated") == 0)
-        return hapt_fail(HAPT_ERR_USAGE, "leave out --device emulated", "modelled devices compute no loss");
     if (!hapt_config_text(config, "data"))
         return hapt_fail(HAPT_ERR_USAGE, "give --data D.h5 (see hapt data --help)", "no held-out data given");
-    if (!hapt_config_text(config, "plan") && !hapt_config_text(config, "checkpoint"))
-        return hapt_fail(HAPT_ERR_USAGE,
-                         "make a plan with `hapt plan --input m.h5 --output plan.h5`, then give --plan plan.h5, or "
-                         "give a --checkpoint",
-                         "no plan given");
-    return HAPT_OK;
-}
-
-static enum hapt_status find_checkpoint(struct hapt_env *env, struct hapt_config *config, struct hapt_model *model,
-                                        struct hapt_arena *arena, struct hapt_checkpoint **checkpoint)
-{
-    const char *path = hapt_config_text(config, "checkpoint");
-    if (!path) return HAPT_OK;
-    HAPT_TRY(hapt_checkpoint_find(env, path, arena, checkpoint));
-    HAPT_TRY(hapt_env_agree(env->world, env->world_rank == 0 ? hapt_checkpoint_fits(*checkpoint, model) : HAPT_OK));
-    if ((*checkpoint)->sampled)
-        return hapt_env_agree(env->world, hapt_fail(HAPT_ERR_INPUT, "give a checkpoint of real training",
-                                                    "%s was written with --device emulated: it holds no weights",
-                                                    (*checkpoint)->path));
-    return hapt_env_agree(env->world, hapt_checkpoint_defaults(*checkpoint, config));
+    return forward_check_options(config, "loss");
 }
 
 static enum hapt_status print(struct hapt_env *env, const struct hapt_model *model,
@@ -75,20 +53,11 @@ static enum hapt_status print(struct hapt_env *env, const struct hapt_model *mod
 
 enum hapt_status hapt_command_evaluate(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
 {
-    struct hapt_model *model = NULL;
-    struct hapt_cluster *cluster = NULL;
-    struct hapt_checkpoint *checkpoint = NULL;
-    struct hapt_plan *plan = NULL;
     struct hapt_evaluation result = {0};
+    struct forward forward;
     HAPT_TRY(hapt_env_agree(env->world, check_options(config)));
-    HAPT_TRY(hapt_phase_model(env, config, arena, &model));
-    HAPT_TRY(find_checkpoint(env, config, model, arena, &checkpoint));
-    HAPT_TRY(hapt_phase_cluster(env, config, true, arena, &cluster));
-    struct hapt_checkpoint *planned = hapt_config_text(config, "plan") ? NULL : checkpoint;
-    HAPT_TRY(hapt_phase_precision(env, config, cluster, planned, model));
-    HAPT_TRY(hapt_phase_plan_given(env, config, model, planned, arena, &plan));
-    HAPT_TRY(hapt_phase_rebatch(env, plan, arena, &model));
-    plan->precision = model->precision;
-    HAPT_TRY(hapt_train_evaluate(env, cluster, model, plan, checkpoint, config, arena, &result));
-    return hapt_env_agree(env->world, print(env, model, checkpoint, &result));
+    HAPT_TRY(forward_prepare(env, config, NULL, arena, &forward));
+    HAPT_TRY(hapt_train_evaluate(env, forward.cluster, forward.model, forward.plan, forward.checkpoint, config, arena,
+                                 &result));
+    return hapt_env_agree(env->world, print(env, forward.model, forward.checkpoint, &result));
 }

@@ -8,6 +8,7 @@ static const struct {
     enum hapt_status (*build)(struct import_shape *shape, struct hapt_model **model);
 } families[] = {
     {"bert", "BertForMaskedLM", import_bert},
+    {"dinov2", "Dinov2ForImageClassification", import_dinov2},
     {"gemma2", "Gemma2ForCausalLM", import_decoder},
     {"gemma3_text", "Gemma3ForCausalLM", import_decoder},
     {"gpt2", "GPT2LMHeadModel", import_gpt2},
@@ -124,7 +125,7 @@ enum hapt_status import_build(struct import_shape *shape, struct hapt_model **mo
     for (int i = 0; i < FAMILIES; i++) {
         if (strcmp(shape->family, families[i].type) != 0) continue;
         HAPT_TRY(check_architecture(shape, families[i].architecture));
-        if (families[i].build == import_vit) HAPT_TRY(read_classes(shape));
+        if (families[i].build == import_vit || families[i].build == import_dinov2) HAPT_TRY(read_classes(shape));
         json_options_drop(shape->options, no_effect);
         HAPT_TRY(json_options_expect_bool(shape->options, "output_router_logits", false));
         HAPT_TRY(json_options_expect_bool(shape->options, "is_encoder_decoder", false));

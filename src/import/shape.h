@@ -30,6 +30,7 @@ enum hapt_status import_decoder(struct import_shape *shape, struct hapt_model **
 enum hapt_status import_gpt2(struct import_shape *shape, struct hapt_model **model);
 enum hapt_status import_bert(struct import_shape *shape, struct hapt_model **model);
 enum hapt_status import_vit(struct import_shape *shape, struct hapt_model **model);
+enum hapt_status import_dinov2(struct import_shape *shape, struct hapt_model **model);
 /* Reads the option `key`, a kind of GELU. *tanh: the approximation; else by the error function. */
 enum hapt_status import_gelu(struct import_shape *shape, const char *key, const char *fallback, bool *tanh);
 /* HAPT_ERR_INPUT unless the columns can be divided into heads. */

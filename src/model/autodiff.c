@@ -192,6 +192,11 @@ static enum hapt_status differentiate_op(struct hapt_graph *graph, int op)
     return type->gradient(graph, op);
 }
 
+static enum hapt_status no_trainable(void)
+{
+    return hapt_fail(HAPT_ERR_INPUT, "mark a parameter as trainable", "the loss depends on no trainable parameter");
+}
+
 enum hapt_status hapt_graph_differentiate(struct hapt_graph *graph)
 {
     if (graph->op_count > graph->forward_count) return HAPT_OK;
@@ -199,11 +204,16 @@ enum hapt_status hapt_graph_differentiate(struct hapt_graph *graph)
     int seed;
     mark_needed(graph);
     HAPT_TRY(seed_create(graph, &seed));
-    if (!hapt_gradient_needed(graph, graph->loss))
-        return hapt_fail(HAPT_ERR_INPUT, "mark a parameter as trainable", "the loss depends on no trainable parameter");
+    if (!hapt_gradient_needed(graph, graph->loss)) return no_trainable();
     graph->tensor[graph->loss].gradient = seed;
     for (int op = graph->forward_count - 1; op >= 0; op--) HAPT_TRY(differentiate_op(graph, op));
-    for (int t = 0; t < graph->tensor_count; t++)
-        if (graph->tensor[t].gradient == HAPT_GRADIENT_NEEDED) graph->tensor[t].gradient = -1;
-    return HAPT_OK;
+    bool some = false;
+    for (int t = 0; t < graph->tensor_count; t++) {
+        struct hapt_tensor *tensor = &graph->tensor[t];
+        if (tensor->gradient == HAPT_GRADIENT_NEEDED) tensor->gradient = -1;
+        /* a parameter that changes no loss is not updated, as in PyTorch */
+        if (tensor->kind == HAPT_TENSOR_PARAMETER && tensor->gradient < 0) tensor->trainable = false;
+        some = some || (tensor->kind == HAPT_TENSOR_PARAMETER && tensor->trainable);
+    }
+    return some ? HAPT_OK : no_trainable();
 }

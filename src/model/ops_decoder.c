@@ -38,6 +38,15 @@ static enum hapt_status infer_softcap(const struct hapt_graph *graph, const stru
     return op->real[0] > 0 && isfinite(op->real[0]) ? HAPT_OK : hapt_op_bad_attribute(op, "its limit is not positive");
 }
 
+static enum hapt_status infer_class_and_mean(const struct hapt_graph *graph, const struct hapt_op *op,
+                                             struct hapt_tensor *output)
+{
+    const int64_t *shape = graph->tensor[op->input[0]].shape;
+    if (shape[1] < 2) return hapt_op_bad_attribute(op, "it needs a class token and at least one patch");
+    output[0].shape[1] = 2 * shape[2];
+    return HAPT_OK;
+}
+
 /* clang-format off */
 const struct hapt_op_type hapt_ops_decoder[] = {
     {.name = "layer_norm_dx", .signature = "...d!,d!,...,...,...d!->...d!", .dtypes = "ccffc->c", .flops_per_element = 11,
@@ -70,6 +79,14 @@ const struct hapt_op_type hapt_ops_decoder[] = {
      .backward_operands = "1d>01", .attributes = "x, table -> x + the first row of the table (BERT's token types)"},
     {.name = "add_row_backward", .signature = "r!d,...d->...d,r!d", .dtypes = "cc->cf", .flops_per_element = 1,
      .attributes = "table, dy -> dx, dtable: the sum of dy in the first row, zero in the others"},
+    {.name = "layer_scale", .signature = "...d,d->...d", .dtypes = "cc->c", .flops_per_element = 1, .backward = "layer_scale_backward",
+     .backward_operands = "01d>01", .attributes = "x, gamma -> gamma x, column by column (DINOv2)"},
+    {.name = "layer_scale_backward", .signature = "...d,d,...d->...d,d", .dtypes = "ccc->cf", .flops_per_element = 3,
+     .attributes = "x, gamma, dy -> dx, dgamma"},
+    {.name = "class_and_mean", .signature = "bt!d!->be!", .dtypes = "c->c", .flops_per_element = 1, .infer = infer_class_and_mean,
+     .backward = "class_and_mean_dx", .backward_operands = "d>0",
+     .attributes = "x -> y [b][2 d]: the first token, then the mean of the others (DINOv2's classifier)"},
+    {.name = "class_and_mean_dx", .signature = "be!->bt!d!", .dtypes = "c->c", .flops_per_element = 1, .attributes = "dy -> dx"},
     {.name = NULL},
 };
 /* clang-format on */

@@ -60,9 +60,10 @@ const struct hapt_op_type hapt_ops_patches[] = {
      .attributes = "images, w, bias -> one token per patch of the size of w, row by row"},
     {.name = "patch_embedding_dw", .signature = "bcy!x!,bp!o->och!w!,o?", .dtypes = "fc->ff", .heavy = true,
      .product = true, .flops = flops_patch_embedding_dw, .attributes = "images, dy -> dw, dbias"},
-    {.name = "class_token", .signature = "bp!d,u!w!d,u!t!d->bt!d", .dtypes = "ccc->c", .flops_per_element = 1,
+    {.name = "class_token", .signature = "bp!d,u!w!d,u!t!d,m!d?->bt!d", .dtypes = "cccc->c", .flops_per_element = 1,
      .infer = infer_class_token, .backward = "class_token_backward", .backward_operands = "d>012",
-     .attributes = "patches, class token [1][1][d], positions [1][p + 1][d] -> class token and patches, with positions added"},
+     .attributes = "patches, class token [1][1][d], positions [1][p + 1][d], and a mask token that is not used (DINOv2) -> "
+                   "class token and patches, with positions added"},
     {.name = "class_token_backward", .signature = "bt!d->bp!d,u!w!d,u!t!d", .dtypes = "c->cff", .flops_per_element = 1,
      .attributes = "dy -> dpatches, dclass, dpositions"},
     {.name = "take_token", .signature = "bt!d->bd", .dtypes = "c->c", .flops_per_element = 0, .infer = infer_take_token,

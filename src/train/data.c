@@ -19,6 +19,7 @@ struct hapt_data {
         int64_t all, used; /* rows of the file, and those that are read; 0: the data are not held out */
     } held_out;
     struct hapt_shared *shared; /* NULL: not reserved */
+    void *own;                  /* data_of_rows: this rank's memory */
     struct {
         int64_t steps;
         uint64_t hash;
@@ -117,6 +118,31 @@ enum hapt_status hapt_data_open_held_out(const struct hapt_env *env, const char 
     return hapt_env_agree(env->world, hapt_fail(HAPT_ERR_INPUT, "give more data", "%s holds no row", path));
 }
 
+enum hapt_status data_of_rows(int rows, int64_t width, struct hapt_data **data, int32_t **row)
+{
+    struct hapt_data *made = calloc(1, sizeof *made);
+    int32_t *tokens = calloc((size_t)rows * ((size_t)width + 1), sizeof *tokens);
+    if (!made || !tokens) {
+        free(made);
+        free(tokens);
+        return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for %d rows of tokens", rows);
+    }
+    *made = (struct hapt_data){.rows = rows,
+                               .layout = {.exact = true,
+                                          .shifted = true,
+                                          .type = HAPT_H5_I32,
+                                          .units = 1,
+                                          .unit_inputs = rows * (width + 1),
+                                          .width = width,
+                                          .target_width = width,
+                                          .stride = width + 1},
+                               .memory.inputs = tokens,
+                               .own = tokens};
+    *data = made;
+    *row = tokens;
+    return HAPT_OK;
+}
+
 int64_t hapt_data_held_out_rows(const struct hapt_data *data)
 {
     return data->held_out.used;
@@ -144,6 +170,7 @@ void hapt_data_close(struct hapt_data *data)
 {
     if (!data) return;
     hapt_shared_release(data->shared);
+    free(data->own);
     free(data);
 }
 

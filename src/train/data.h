@@ -32,6 +32,10 @@ struct data_memory {
     float *mean, *std;     /* [channels] a pixel's value is (stored - mean) / std */
 };
 
+/* Rows of tokens in this rank's memory, for the caller to fill: one step of `rows` rows of `width` tokens. *row gets
+ * their [rows][width + 1] elements, all 0. hapt_data_close frees them. */
+enum hapt_status data_of_rows(int rows, int64_t width, struct hapt_data **data, int32_t **row);
+
 /* Finds and checks the data in `file` for `steps` steps of `rows` rows. rows 0: for all rows of the file; then batches
  * may have any number of rows. One rank. */
 enum hapt_status data_layout_find(struct hapt_h5 *file, const struct hapt_model *model, int rows, int64_t steps,

@@ -1,4 +1,6 @@
-/* hapt evaluate: the loss of a model or a checkpoint on held-out data. */
+/* Forward passes alone: hapt evaluate, the loss of a model or a checkpoint on held-out data. */
+#include "evaluate.h"
+
 #include "initial.h"
 #include "runtime.h"
 #include "validation.h"
@@ -16,19 +18,29 @@ static enum hapt_status set_weights(struct worker *worker, const struct hapt_che
     return initial_set(worker, checkpoint, 0, full, local);
 }
 
+enum hapt_status evaluate_build(struct worker *worker, const struct hapt_config *config)
+{
+    struct hapt_optimizer_options optimizer;
+    hapt_optimizer_options(config, &optimizer);
+    return hapt_env_agree(worker->env->world, worker_build(worker, config, optimizer.state_count));
+}
+
+enum hapt_status evaluate_join(struct worker *worker, const struct hapt_config *config,
+                               const struct hapt_checkpoint *checkpoint, bool *together)
+{
+    HAPT_TRY(worker_join(worker, hapt_config_real(config, "timeout"), together));
+    return hapt_env_agree(worker->env->world, set_weights(worker, checkpoint));
+}
+
 static enum hapt_status evaluate(struct worker *worker, struct validation *validation,
                                  const struct hapt_checkpoint *checkpoint, const struct hapt_config *config,
                                  bool *together, struct hapt_evaluation *result)
 {
-    const MPI_Comm world = worker->env->world;
-    struct hapt_optimizer_options optimizer;
     int stop;
-    hapt_optimizer_options(config, &optimizer);
-    HAPT_TRY(hapt_env_agree(world, worker_build(worker, config, optimizer.state_count)));
+    HAPT_TRY(evaluate_build(worker, config));
     const int64_t most = hapt_config_given(config, "validate-rows") ? hapt_config_int(config, "validate-rows") : 0;
     HAPT_TRY(validation_open(validation, worker, hapt_config_text(config, "data"), most, true));
-    HAPT_TRY(worker_join(worker, hapt_config_real(config, "timeout"), together));
-    HAPT_TRY(hapt_env_agree(world, set_weights(worker, checkpoint)));
+    HAPT_TRY(evaluate_join(worker, config, checkpoint, together));
     HAPT_TRY(validation_run(validation, NULL, &stop, result));
     const enum hapt_status drained = worker_drain(worker);
     if (drained != HAPT_OK) hapt_die(drained);

@@ -3,12 +3,10 @@
 #ifndef HAPT_TRAIN_TOP1_H
 #define HAPT_TRAIN_TOP1_H
 
-#include "stage.h"
+#include "logits.h"
 
 struct top1 {
-    int logits, targets; /* tensors of the last chunk's expanded graph, inputs of its cross entropy */
-    int64_t classes;
-    bool counts;     /* this rank counts its rows, which no other rank does */
+    struct logits logits;
     void *logit;     /* host copy of [block_rows][classes] */
     int32_t *target; /* host copy of all */
     int64_t block_rows;
@@ -18,7 +16,7 @@ struct top1 {
 /* *top1 NULL: not known, because ranks hold parts of a row of logits. The same on all ranks. Rank-local; call after
  * worker_build. */
 enum hapt_status top1_create(struct worker *worker, struct top1 **top1);
-/* Adds the hits of the microbatch in `slot`. Call right after its forward pass. Rank-local. */
-enum hapt_status top1_add(struct top1 *top1, struct stage *stage, int slot);
+/* A worker_observer of forward passes: adds the hits of the microbatch in `slot`. `context`: the struct top1. */
+enum hapt_status top1_add(void *context, struct stage *stage, int microbatch, int slot);
 
 #endif

@@ -91,7 +91,7 @@ enum hapt_status validation_run(struct validation *validation, const struct watc
     *stop = 0;
     hapt_progress_init(&progress, worker->env, "validation", (long)validation->steps);
     if (validation->top1) validation->top1->hits = 0;
-    worker->top1 = validation->top1;
+    if (validation->top1) worker->observer = (struct worker_observer){top1_add, validation->top1};
     int64_t step = 0;
     for (; step < validation->steps && !*stop; step++) {
         const int64_t left = validation->rows - step * each;
@@ -99,7 +99,7 @@ enum hapt_status validation_run(struct validation *validation, const struct watc
         if (status != HAPT_OK) hapt_die(status);
         hapt_progress_update(&progress, (long)(step + 1), NULL);
     }
-    worker->top1 = NULL;
+    worker->observer = (struct worker_observer){0};
     hapt_progress_release(&progress);
     validation->longest_s = fmax(validation->longest_s, hapt_time_s() - start_s);
     if (step < validation->steps) return HAPT_OK;

@@ -13,7 +13,6 @@
 struct stage;         /* stage.h */
 struct stage_runtime; /* runtime.h */
 struct emulation;     /* emulate.c */
-struct top1;          /* top1.h */
 
 /* Two ranks that exchange an edge's messages by their devices: world ranks. */
 struct worker_pair {
@@ -44,6 +43,12 @@ struct worker_trace {
     struct hapt_span_log spans; /* capacity 0: nothing is offloaded */
     int64_t span_count;         /* in the steps kept; set at the end */
     struct hapt_span *span;
+};
+
+/* Sees the last chunk's tensors right after each of its forward passes. run NULL: nobody does. */
+struct worker_observer {
+    enum hapt_status (*run)(void *context, struct stage *stage, int microbatch, int slot);
+    void *context;
 };
 
 struct worker {
@@ -92,7 +97,7 @@ struct worker {
     double begun_s;                              /* start of the current instruction, without the wait for send slots */
     struct stage *active;                        /* of the newest instruction */
     const struct worker_agreement *agreement;
-    struct top1 *top1;         /* counts after forward passes of the last chunk (top1.h); NULL: nothing is counted */
+    struct worker_observer observer;
     struct hapt_update update; /* agreed by NORM */
     bool updates;              /* UPDATE does something: the step was neither refused nor skipped */
 };

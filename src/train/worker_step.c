@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "hapt/heartbeat.h"
-#include "top1.h"
 #include "trace.h"
 
 /* ---- Inputs ---- */
@@ -230,7 +229,8 @@ static enum hapt_status forward(struct stage *stage, const struct hapt_instructi
     HAPT_TRY(hapt_engine_forward(stage->engine, slot, transfer));
     if (stage->chunk == worker->plan->stage_count - 1 && stage_counts(stage, program->graph->loss, 0))
         HAPT_TRY(worker->runtime->add_loss(stage, slot));
-    if (stage->chunk == worker->plan->stage_count - 1 && worker->top1) HAPT_TRY(top1_add(worker->top1, stage, slot));
+    if (stage->chunk == worker->plan->stage_count - 1 && worker->observer.run)
+        HAPT_TRY(worker->observer.run(worker->observer.context, stage, microbatch, slot));
     hapt_team_stretch_end(&stage->team);
     free_received(stage, &stage->forward_in);
     if (!is_sent(stage, false)) send_activations(stage, slot, microbatch);

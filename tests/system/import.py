@@ -14,7 +14,8 @@ import numpy as np
 HAPT, FOLDER = sys.argv[1:3]
 LONG = os.environ.get("HAPT_LONG", "0") != "0"
 DATA = "tests/data/hf"
-FAMILIES = ["gemma3", "gpt2", "llama3", "mistral", "mixtral", "qwen2", "qwen3", "qwen3-moe", "bert", "vit"]
+FAMILIES = ["gemma3", "gpt2", "llama3", "mistral", "mixtral", "qwen2", "qwen3", "qwen3-moe", "bert", "vit", "dinov2"]
+IMAGES = ("vit", "dinov2")
 TRAINING = ["--microbatches", "4", "--optimizer", "adamw", "--lr-schedule", "constant", "--beta1", "0.9", "--beta2", "0.95", "--epsilon",
             "1e-8", "--weight-decay", "0.1", "--clip-norm", "0", "--profile-seconds", "1"]
 checks = failures = 0
@@ -60,7 +61,7 @@ def weights_of(folder):
 
 def imported(family, source=None, *options):
     model = path(family + ".h5")
-    sequence = [] if family.startswith("vit") else ["--sequence", "32"]
+    sequence = [] if family.startswith(IMAGES) else ["--sequence", "32"]
     done = run("import", source or os.path.join(DATA, family), *sequence, "--microbatch", "2", "--overwrite", "--output", model, *options)
     check(done.returncode == 0, "%s: import: %s" % (family, done.stderr))
     return model
@@ -145,7 +146,7 @@ def changed(family, change):
 
 
 def refused(family, change, message, code=3):
-    sequence = [] if family == "vit" else ["--sequence", "32"]
+    sequence = [] if family in IMAGES else ["--sequence", "32"]
     done = run("import", changed(family, change), *sequence, "--output", path("refused.h5"))
     good = done.returncode == code and message in done.stderr and done.stderr.count("error:") == 1 and not os.path.exists(path("refused.h5"))
     check(good, "%s: not refused with \"%s\": %d %s" % (family, message, done.returncode, done.stderr))
@@ -194,6 +195,10 @@ def nothing_is_guessed():
     refused("vit", put(id2label={"0": "cat"}), "with 1 labels")
     refused("vit", put(problem_type="multi_label_classification"), "multi_label_classification")
     refused("vit", put(id2label=None), "has the shape")
+    refused("dinov2", put(use_swiglu_ffn=True), "use_swiglu_ffn")
+    refused("dinov2", put(use_mask_token=False), "mask_token")
+    refused("dinov2", put(mlp_ratio=1), "has the shape")
+    refused("dinov2", put(mlp_ratio=0), "mlp_ratio")
     done = run("import", os.path.join(DATA, "vit"), "--sequence", "32", "--output", path("refused.h5"))
     check(done.returncode == 2 and "no --sequence" in done.stderr, "vit with a sequence: " + done.stderr)
     done = run("import", path("nowhere"), "--output", path("refused.h5"))
@@ -292,7 +297,7 @@ def frozen_weights_stay():
 for i, family in enumerate(FAMILIES):
     for ranks in [1, 2, 3, 4] if LONG else [i % 4 + 1]:
         losses_agree(family, ranks)
-    if LONG or family in ("llama3", "qwen3-moe", "vit"):
+    if LONG or family in ("llama3", "qwen3-moe", "dinov2"):
         comes_back(family, 2)
 adapters_train_alone()
 frozen_weights_stay()

@@ -22,6 +22,7 @@ STEPS, ROWS, T, RATE = 10, 4, 24, 1e-3
 TRAINING = ["--microbatches", "2", "--optimizer", "adamw", "--lr-schedule", "constant", "--learning-rate", str(RATE), "--beta1", "0.9",
             "--beta2", "0.95", "--epsilon", "1e-8", "--weight-decay", "0.1", "--clip-norm", "0", "--profile-seconds", "1", "--steps",
             str(STEPS), "--checkpoint-every", str(STEPS)]
+IMAGES = ("dinov2", "vit")
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 warnings.filterwarnings("ignore")
@@ -81,6 +82,12 @@ def configs(family, draw):
     if family == "bert":
         return transformers.BertConfig(vocab_size=draw.choice([64, 97]), max_position_embeddings=draw.choice([T, 40]), pad_token_id=None,
                                        type_vocab_size=draw.choice([1, 2]), **encoder(draw))
+    if family == "dinov2":
+        shape = encoder(draw)
+        shape.pop("intermediate_size")
+        return transformers.Dinov2Config(image_size=12, patch_size=draw.choice([3, 4]), num_channels=draw.choice([1, 3]), num_labels=draw.choice([3, 7]),
+                                         mlp_ratio=draw.choice([2, 4]), qkv_bias=draw.choice([True, False]), use_mask_token=draw.choice([True, False]),
+                                         layerscale_value=draw.choice([0.3, 1.0]), **shape)
     if family == "vit":
         return transformers.ViTConfig(image_size=12, patch_size=draw.choice([3, 4]), num_channels=draw.choice([1, 3]), num_labels=draw.choice([3, 7]),
                                       qkv_bias=draw.choice([True, False]), **encoder(draw))
@@ -152,7 +159,7 @@ def train(model, batches):
 
 
 def classes_of(family):
-    return {"bert": AutoModelForMaskedLM, "vit": AutoModelForImageClassification}.get(family, AutoModelForCausalLM)
+    return {"bert": AutoModelForMaskedLM, **dict.fromkeys(IMAGES, AutoModelForImageClassification)}.get(family, AutoModelForCausalLM)
 
 
 def loaded(folder, family=""):
@@ -176,7 +183,7 @@ def make(family, seed):
     model.to(torch.bfloat16 if kind == "bf16" else torch.float32).save_pretrained(folder, max_shard_size="20KB" if kind == "shards" else "5GB")
     random_numbers = np.random.default_rng(seed)
     with h5py.File(path("data.h5"), "w") as data:
-        if family == "vit":
+        if family in IMAGES:
             inputs = random_numbers.normal(size=(STEPS, ROWS, config.num_channels, 12, 12)).astype(np.float32)
             targets = random_numbers.integers(0, config.num_labels, (STEPS, ROWS))
             data["images"], data["labels"] = inputs, targets.astype(np.int32)
@@ -192,7 +199,7 @@ def make(family, seed):
 
 
 def trained(folder, name, ranks, *options):
-    sequence = [] if name.startswith("vit") else ["--sequence", str(T)]
+    sequence = [] if name.startswith(IMAGES) else ["--sequence", str(T)]
     run("import", folder, *sequence, "--microbatch", "2", "--overwrite", "--output", path("m.h5"), *options)
     out = path("run")
     shutil.rmtree(out, ignore_errors=True)
@@ -249,7 +256,7 @@ def adapters(family, seed, ranks):
     check(apart < 1e-4, "%s: LoRA, logits differ by %g" % (name, apart))
 
 
-FAMILIES = ["bert", "vit", "gemma2", "gemma3", "gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"]
+FAMILIES = ["bert", *IMAGES, "gemma2", "gemma3", "gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"]
 for i, family in enumerate(FAMILIES):
     for k in range(5 if LONG else 1):
         whole_models(family, SEED + k, (i + k) % 4 + 1)

@@ -1,5 +1,6 @@
-"""usage: tutorial.py make|check, in a folder with texts/. make: a small Qwen3 with a tokenizer trained on the texts, in model/. check: the run's
-validation loss fell, and the exported folder gives it in transformers, too."""
+"""usage: tutorial.py make|check|text, in a folder with texts/. make: a small Qwen3 with a tokenizer trained on the texts, in model/. check: the
+run's validation loss fell, and the exported folder gives it in transformers, too. text: the tokens on standard input are what transformers
+generates, as long as it is sure."""
 import glob
 import sys
 
@@ -43,4 +44,19 @@ def check():
     print("validation loss %.3f to %.3f; transformers with the exported weights: %.6f, hapt %.6f" % (losses[0], losses[-1], theirs, losses[-1]))
 
 
-{"make": make, "check": check}[sys.argv[1]]()
+def text():
+    words, found = transformers.AutoTokenizer.from_pretrained("tuned"), sys.stdin.read().rstrip("\n")
+    model = transformers.AutoModelForCausalLM.from_pretrained("tuned").double().eval()
+    prompt = words.encode("static int ", add_special_tokens=False)
+    tokens = list(prompt)
+    with torch.no_grad():
+        for _ in range(20):
+            best = model(torch.tensor([tokens])).logits[0, -1].topk(2)
+            if best.values[0] - best.values[1] < 1e-4:
+                break
+            tokens.append(best.indices[0].item())
+    wanted = words.decode(tokens[len(prompt):])
+    assert len(tokens) > len(prompt) + 3 and found.startswith(wanted), (found, wanted)
+
+
+{"make": make, "check": check, "text": text}[sys.argv[1]]()

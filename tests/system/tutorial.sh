@@ -20,6 +20,9 @@ cd "$scratch" || exit 1
 (PATH=$(dirname "$python"):$PATH bash -e "$scratch/commands") >"$scratch/said" 2>&1 || fail "the commands: $(tail -n 5 "$scratch/said")"
 "$python" "$own/tests/system/tutorial.py" check >"$scratch/said" 2>&1 || fail "the result: $(tail -n 5 "$scratch/said")"
 figures=$(tail -n 1 "$scratch/said")
+blocks bash >"$scratch/words"
+(PATH=$(dirname "$python"):$PATH bash -e "$scratch/words") >"$scratch/text" 2>"$scratch/said" || fail "hapt generate: $(tail -n 5 "$scratch/said")"
+check "transformers continues the text so, too: $(cat "$scratch/text")" "$python" "$own/tests/system/tutorial.py" text <"$scratch/text"
 evaluate=$(grep -o '`build/hapt evaluate [^`]*`' docs/tutorial.md | tr -d '`')
 check "hapt evaluate: $evaluate" mpirun --oversubscribe --bind-to none -np 3 $evaluate --threads 1
 check "hapt report" build/hapt report --input outputs/model/run.h5

@@ -12,6 +12,8 @@ import time
 import h5py
 import numpy as np
 
+from numpy_gpt import gpt, weights_of
+
 HAPT, FOLDER = sys.argv[1:3]
 LONG = os.environ.get("HAPT_LONG", "0") != "0"
 T, V, D, HEADS, LAYERS = 16, 256, 32, 2, 4
@@ -49,40 +51,9 @@ def refuses(code, text, *words):
           f"{words}: code {done.returncode}, {errors} errors: {done.stderr[-400:]}")
 
 
-def gelu(x):
-    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-
-
-def norm(x, weight, name):
-    mean, spread = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
-    return (x - mean) / np.sqrt(spread + 1e-5) * weight[name + ".weight"] + weight[name + ".bias"]
-
-
-def linear(x, weight, name):
-    return x @ weight[name + ".weight"] + weight[name + ".bias"]
-
-
-def gpt(weight, tokens):
-    """Logits [row][T][V] in fp64."""
-    x = weight["wte.weight"][tokens] + weight["wpe.weight"][:T]
-    for layer in range(LAYERS):
-        block = f"h.{layer}"
-        q, k, v = np.split(linear(norm(x, weight, block + ".ln_1"), weight, block + ".attn.c_attn"), 3, axis=-1)
-        heads = [part.reshape(*part.shape[:-1], HEADS, D // HEADS).swapaxes(-2, -3) for part in (q, k, v)]
-        score = heads[0] @ heads[1].swapaxes(-1, -2) / np.sqrt(D // HEADS) + np.triu(np.full((T, T), -np.inf), 1)
-        score = np.exp(score - score.max(-1, keepdims=True))
-        mixed = (score / score.sum(-1, keepdims=True)) @ heads[2]
-        x = x + linear(mixed.swapaxes(-2, -3).reshape(x.shape), weight, block + ".attn.c_proj")
-        x = x + linear(gelu(linear(norm(x, weight, block + ".ln_2"), weight, block + ".mlp.c_fc")), weight, block + ".mlp.c_proj")
-    return norm(x, weight, "ln_f") @ weight["wte.weight"].T
-
-
 def score(weights, rows, targets):
     """Mean loss and top-1 of the targets that count."""
-    with h5py.File(weights) as file:
-        weight = {}
-        file["parameters"].visititems(lambda name, it: weight.update({name: it[()].astype(np.float64)}) if isinstance(it, h5py.Dataset) else None)
-    logits = gpt(weight, rows)
+    logits = gpt(weights_of(weights), rows, LAYERS, HEADS)
     most = logits.max(-1, keepdims=True)
     total = np.log(np.exp(logits - most).sum(-1)) + most[..., 0]
     counts = targets != -100

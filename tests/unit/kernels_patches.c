@@ -218,6 +218,98 @@ static void check_row(int64_t rows, int64_t d, enum hapt_dtype dtype, unsigned a
     tensor_free(&dtable);
 }
 
+static void scale_reference(const struct problem *problem, double *y)
+{
+    const struct tensor *x = problem->input[0], *gamma = problem->input[1];
+    for (int64_t i = 0; i < x->count; i++) y[i] = x->value[i] * gamma->value[i % gamma->count];
+}
+
+static void check_scale(int64_t rows, int64_t d, enum hapt_dtype dtype, unsigned add, int threads)
+{
+    struct tensor x = TENSOR(dtype, -1, 1, 2, rows, d), gamma = TENSOR(dtype, -1, 1, d);
+    struct tensor y = TENSOR(dtype, 0, 0, 2, rows, d), dy = TENSOR(dtype, -1, 1, 2, rows, d);
+    struct tensor dx = TENSOR(dtype, -1, 1, 2, rows, d), dgamma = TENSOR(HAPT_F32, -1, 1, d);
+    double *expected = malloc((size_t)y.count * sizeof *expected);
+    struct problem problem = {.forward = scale_reference, .input = {&x, &gamma}, .out_count = y.count, .dy = dy.value};
+    scale_reference(&problem, expected);
+    struct hapt_call call = {
+        .input_count = 2, .output_count = 1, .input = {x.view, gamma.view}, .output = {y.view}, .threads = threads};
+    kernel_run("layer_scale", dtype, &call);
+    check_close(&y.view, expected, dtype == HAPT_F32 ? 2e-7 : HALF_UNIT(dtype), "layer scale");
+    struct hapt_call back = {.input_count = 3,
+                             .output_count = 2,
+                             .input = {x.view, gamma.view, dy.view},
+                             .output = {dx.view, dgamma.view},
+                             .accumulate = add,
+                             .threads = threads};
+    kernel_run("layer_scale_backward", dtype, &back);
+    check_gradient(&problem, 0, &dx.view, add & 1u ? dx.value : NULL, 40, dtype == HAPT_F32 ? 1e-6 : HALF_UNIT(dtype),
+                   "dx");
+    check_gradient(&problem, 1, &dgamma.view, add & 2u ? dgamma.value : NULL, 40, 2e-6, "dgamma");
+    free(expected);
+    tensor_free(&x);
+    tensor_free(&gamma);
+    tensor_free(&y);
+    tensor_free(&dy);
+    tensor_free(&dx);
+    tensor_free(&dgamma);
+}
+
+static void scaled_layers(void)
+{
+    static const int64_t shapes[][2] = {{1, 1}, {5, 17}, {33, 48}, {9, 130}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (int v = 0; v < 16; v++)
+            check_scale(shapes[i][0], shapes[i][1], types[v & 1], (unsigned)v >> 1 & 3u, v & 8 ? 2 : 1);
+}
+
+static void mean_reference(const struct problem *problem, double *y)
+{
+    const struct tensor *x = problem->input[0];
+    const int64_t batch = x->view.shape[0], length = x->view.shape[1], d = x->view.shape[2];
+    for (int64_t i = 0; i < batch * d; i++) {
+        const double *first = &x->value[i / d * length * d + i % d];
+        double sum = 0;
+        for (int64_t t = 1; t < length; t++) sum += first[t * d];
+        y[2 * (i / d) * d + i % d] = first[0];
+        y[(2 * (i / d) + 1) * d + i % d] = sum / (double)(length - 1);
+    }
+}
+
+static void check_mean(int64_t batch, int64_t length, int64_t d, enum hapt_dtype dtype, bool add, int threads)
+{
+    struct tensor x = TENSOR(dtype, -1, 1, batch, length, d), y = TENSOR(dtype, 0, 0, batch, 2 * d);
+    struct tensor dy = TENSOR(dtype, -1, 1, batch, 2 * d), dx = TENSOR(dtype, -1, 1, batch, length, d);
+    double *expected = malloc((size_t)y.count * sizeof *expected);
+    struct problem problem = {.forward = mean_reference, .input = {&x}, .out_count = y.count, .dy = dy.value};
+    mean_reference(&problem, expected);
+    struct hapt_call call = {
+        .input_count = 1, .output_count = 1, .input = {x.view}, .output = {y.view}, .threads = threads};
+    kernel_run("class_and_mean", dtype, &call);
+    check_close(&y.view, expected, dtype == HAPT_F32 ? 5e-7 : HALF_UNIT(dtype), "class token and mean");
+    struct hapt_call back = {.input_count = 1,
+                             .output_count = 1,
+                             .input = {dy.view},
+                             .output = {dx.view},
+                             .accumulate = add,
+                             .threads = threads};
+    kernel_run("class_and_mean_dx", dtype, &back);
+    check_gradient(&problem, 0, &dx.view, add ? dx.value : NULL, 60, dtype == HAPT_F32 ? 1e-6 : HALF_UNIT(dtype), "dx");
+    free(expected);
+    tensor_free(&x);
+    tensor_free(&y);
+    tensor_free(&dy);
+    tensor_free(&dx);
+}
+
+static void classes_and_means(void)
+{
+    static const int64_t shapes[][3] = {{1, 2, 1}, {3, 5, 17}, {2, 17, 48}, {1, 10, 130}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (int v = 0; v < 8; v++)
+            check_mean(shapes[i][0], shapes[i][1], shapes[i][2], types[v & 1], v & 2, v & 4 ? 2 : 1);
+}
+
 static void added_rows(void)
 {
     static const int64_t shapes[][2] = {{1, 1}, {5, 17}, {33, 48}, {9, 130}};
@@ -235,6 +327,8 @@ int main(int argc, char **argv)
         RUN(class_tokens);
         RUN(taken_tokens);
         RUN(added_rows);
+        RUN(scaled_layers);
+        RUN(classes_and_means);
     }
     return kernels_finish();
 }

@@ -1,6 +1,7 @@
 /*
  * Images as sequences of tokens: patch embedding (a convolution whose stride is its kernel), the class token with
- * learned positions, and extraction of one token. Patches are packed as rows and use the kernels of linear layers.
+ * learned positions, scales of columns, and what the classifier takes: one token, or one and a mean. Patches are packed
+ * as rows and use the kernels of linear layers.
  */
 #include "isa.h"
 
@@ -185,6 +186,84 @@ INLINE void take_token_dx_run(const struct hapt_call *call, bool half)
     }
 }
 
+/* y = gamma x. input: x, gamma */
+INLINE void layer_scale_run(const struct hapt_call *call, bool half)
+{
+    const struct hapt_view *y = &call->output[0];
+    const int64_t rows = view_rows(y), d = view_columns(y);
+    const void *x = call->input[0].data, *gamma = call->input[1].data;
+#pragma omp parallel for schedule(static) num_threads(threads_for(call, rows *d))
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t c = 0; c < d; c += LANES)
+            store(y->data, r * d + c, d - c, half, load(gamma, c, d - c, half) * load(x, r * d + c, d - c, half));
+}
+
+/* Input: x, gamma, dy; output: dx, dgamma. Threads own columns and sum the rows in order. */
+INLINE void layer_scale_backward_run(const struct hapt_call *call, bool half)
+{
+    const struct hapt_view *view = &call->input[2];
+    const int64_t rows = view_rows(view), d = view_columns(view);
+    const void *x = call->input[0].data, *gamma = call->input[1].data;
+    void *dx = call->output[0].data;
+    float *dgamma = call->output[1].data;
+    const unsigned add = call->accumulate;
+#pragma omp parallel for schedule(static) num_threads(threads_for(call, rows *d))
+    for (int64_t c = 0; c < d; c += LANES) {
+        const int64_t left = d - c;
+        const vector scale = load(gamma, c, left, half);
+        vector sum = {0};
+        for (int64_t r = 0; r < rows; r++) {
+            const int64_t at = r * d + c;
+            const vector dy = load(view->data, at, left, half), value = scale * dy;
+            sum += dy * load(x, at, left, half);
+            if (dx) store(dx, at, left, half, add & 1u ? value + load(dx, at, left, half) : value);
+        }
+        if (dgamma) store(dgamma, c, left, false, add & 2u ? sum + load(dgamma, c, left, false) : sum);
+    }
+}
+
+/* y [batch][2 d]: of x [batch][length][d], the first token, then the mean of the others. */
+INLINE void class_and_mean_run(const struct hapt_call *call, bool half)
+{
+    const struct hapt_view *x = &call->input[0];
+    const int64_t batch = x->shape[0], length = x->shape[1], d = x->shape[2];
+    const float share = 1.0f / (float)(length - 1);
+    void *y = call->output[0].data;
+#pragma omp parallel for schedule(static) num_threads(threads_for(call, batch *length *d))
+    for (int64_t b = 0; b < batch; b++)
+        for (int64_t c = 0; c < d; c += LANES) {
+            const int64_t left = d - c, from = b * length * d + c;
+            vector sum = {0};
+            for (int64_t t = 1; t < length; t++) sum += load(x->data, from + t * d, left, half);
+            store(y, 2 * b * d + c, left, half, load(x->data, from, left, half));
+            store(y, (2 * b + 1) * d + c, left, half, sum * share);
+        }
+}
+
+INLINE void class_and_mean_dx_run(const struct hapt_call *call, bool half)
+{
+    const struct hapt_view *dx = &call->output[0];
+    const int64_t rows = view_rows(dx), length = dx->shape[1], d = dx->shape[2];
+    const float share = 1.0f / (float)(length - 1);
+    const void *dy = call->input[0].data;
+    const bool add = call->accumulate & 1u;
+#pragma omp parallel for schedule(static) num_threads(threads_for(call, rows *d))
+    for (int64_t r = 0; r < rows; r++) {
+        const int64_t b = r / length, from = (2 * b + (r % length > 0)) * d;
+        for (int64_t c = 0; c < d; c += LANES) {
+            const int64_t left = d - c;
+            vector value = load(dy, from + c, left, half);
+            if (r % length > 0) value *= share;
+            if (add) value += load(dx->data, r * d + c, left, half);
+            store(dx->data, r * d + c, left, half, value);
+        }
+    }
+}
+
+KERNELS(layer_scale, layer_scale_run(call, half))
+KERNELS(layer_scale_backward, layer_scale_backward_run(call, half))
+KERNELS(class_and_mean, class_and_mean_run(call, half))
+KERNELS(class_and_mean_dx, class_and_mean_dx_run(call, half))
 KERNELS(class_token, class_token_run(call, half))
 KERNELS(class_token_backward, class_token_backward_run(call, half))
 KERNELS(take_token, take_token_run(call, half))
@@ -199,5 +278,9 @@ const struct cpu_kernel ISA_NAME(hapt_cpu_patches)[] = {
     KERNEL_ROWS("class_token_backward", NULL, class_token_backward),
     KERNEL_ROWS("take_token", NULL, take_token),
     KERNEL_ROWS("take_token_dx", NULL, take_token_dx),
+    KERNEL_ROWS("layer_scale", NULL, layer_scale),
+    KERNEL_ROWS("layer_scale_backward", NULL, layer_scale_backward),
+    KERNEL_ROWS("class_and_mean", NULL, class_and_mean),
+    KERNEL_ROWS("class_and_mean_dx", NULL, class_and_mean_dx),
     {HAPT_F32, {NULL, NULL, NULL}},
 };

@@ -1,6 +1,7 @@
 /*
  * Images as sequences of tokens: patch embedding (a convolution whose stride is its kernel), the class token with
- * learned positions, and extraction of one token. Patches are packed as rows and use the kernels of linear layers.
+ * learned positions, scales of columns, and what the classifier takes: one token, or one and a mean. Patches are packed
+ * as rows and use the kernels of linear layers.
  */
 #include "kernels.h"
 #include "rows.cuh"
@@ -178,6 +179,98 @@ static enum hapt_status take_token_dx_run(const struct hapt_call *call, struct h
                   (Element *)dx->data, (bool)(call->accumulate & 1u));
 }
 
+/* y = gamma x, column by column. */
+template <class Element>
+__global__ void scale_kernel(int64_t rows, int64_t d, const Element *x, const Element *gamma, Element *y)
+{
+    for (GRID_STRIDE(i, rows * d)) {
+        const float value = to_float(gamma[i % d]) * to_float(x[i]);
+        store<1>(y + i, &value, false);
+    }
+}
+
+template <class Element> static enum hapt_status layer_scale_run(const struct hapt_call *call, struct hapt_queue *queue)
+{
+    const struct hapt_view *y = &call->output[0];
+    const int64_t elements = hapt_view_elements(y), d = view_columns(y);
+    if (elements == 0) return HAPT_OK;
+    return launch(scale_kernel<Element>, blocks_for(elements, THREADS), THREADS, 0, queue, elements / d, d,
+                  (const Element *)call->input[0].data, (const Element *)call->input[1].data, (Element *)y->data);
+}
+
+/* A thread owns a column and sums the rows in order. */
+template <class Element>
+__global__ void scale_backward_kernel(int64_t rows, int64_t d, const Element *x, const Element *gamma,
+                                      const Element *dy, Element *dx, float *dgamma, unsigned add)
+{
+    for (GRID_STRIDE(c, d)) {
+        const float scale = to_float(gamma[c]);
+        float sum = 0;
+        for (int64_t at = c; at < rows * d; at += d) {
+            const float given = to_float(dy[at]), value = scale * given;
+            sum += given * to_float(x[at]);
+            if (dx) store<1>(dx + at, &value, add & 1u);
+        }
+        if (dgamma) store<1>(dgamma + c, &sum, add & 2u);
+    }
+}
+
+template <class Element>
+static enum hapt_status layer_scale_backward_run(const struct hapt_call *call, struct hapt_queue *queue)
+{
+    const struct hapt_view *dy = &call->input[2];
+    const int64_t d = view_columns(dy);
+    if (d == 0) return HAPT_OK;
+    return launch(scale_backward_kernel<Element>, blocks_for(d, 64), 64, 0, queue, hapt_view_elements(dy) / d, d,
+                  (const Element *)call->input[0].data, (const Element *)call->input[1].data, (const Element *)dy->data,
+                  (Element *)call->output[0].data, (float *)call->output[1].data, call->accumulate);
+}
+
+/* y [batch][2 d]: of x [batch][length][d], the first token, then the mean of the others. */
+template <class Element>
+__global__ void class_and_mean_kernel(int64_t batch, int64_t length, int64_t d, const Element *x, Element *y)
+{
+    const float share = 1.0f / (float)(length - 1);
+    for (GRID_STRIDE(i, batch * d)) {
+        const int64_t b = i / d, c = i % d;
+        float sum = 0;
+        for (int64_t t = 1; t < length; t++) sum += to_float(x[(b * length + t) * d + c]);
+        sum *= share;
+        y[2 * b * d + c] = x[b * length * d + c];
+        store<1>(y + (2 * b + 1) * d + c, &sum, false);
+    }
+}
+
+template <class Element>
+__global__ void class_and_mean_dx_kernel(int64_t batch, int64_t length, int64_t d, const Element *dy, Element *dx,
+                                         bool accumulate)
+{
+    const float share = 1.0f / (float)(length - 1);
+    for (GRID_STRIDE(i, batch * length * d)) {
+        const int64_t r = i / d, b = r / length;
+        const bool mean = r % length > 0;
+        const float given = to_float(dy[(2 * b + mean) * d + i % d]), value = mean ? given * share : given;
+        store<1>(dx + i, &value, accumulate);
+    }
+}
+
+template <class Element>
+static enum hapt_status class_and_mean_run(const struct hapt_call *call, struct hapt_queue *queue)
+{
+    const struct hapt_view *x = &call->input[0];
+    return launch(class_and_mean_kernel<Element>, blocks_for(x->shape[0] * x->shape[2], THREADS), THREADS, 0, queue,
+                  x->shape[0], x->shape[1], x->shape[2], (const Element *)x->data, (Element *)call->output[0].data);
+}
+
+template <class Element>
+static enum hapt_status class_and_mean_dx_run(const struct hapt_call *call, struct hapt_queue *queue)
+{
+    const struct hapt_view *dx = &call->output[0];
+    return launch(class_and_mean_dx_kernel<Element>, blocks_for(hapt_view_elements(dx), THREADS), THREADS, 0, queue,
+                  dx->shape[0], dx->shape[1], dx->shape[2], (const Element *)call->input[0].data, (Element *)dx->data,
+                  (bool)(call->accumulate & 1u));
+}
+
 #define EMBEDDING_ROW(op, dtype, Element, backward)                                           \
     {                                                                                         \
         dtype,                                                                                \
@@ -196,5 +289,9 @@ extern const struct cuda_kernel hapt_cuda_patches[] = {
     CUDA_KERNELS("class_token_backward", NULL, class_token_backward_run),
     CUDA_KERNELS("take_token", NULL, take_token_run),
     CUDA_KERNELS("take_token_dx", NULL, take_token_dx_run),
+    CUDA_KERNELS("layer_scale", NULL, layer_scale_run),
+    CUDA_KERNELS("layer_scale_backward", NULL, layer_scale_backward_run),
+    CUDA_KERNELS("class_and_mean", NULL, class_and_mean_run),
+    CUDA_KERNELS("class_and_mean_dx", NULL, class_and_mean_dx_run),
     CUDA_KERNELS_END,
 };
