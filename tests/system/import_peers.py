@@ -215,6 +215,20 @@ def exported(out, *options):
     return folder
 
 
+def continues(model, out, name, ranks):
+    """hapt generate takes the tokens of the largest logits, by transformers with the exported weights, on the ranks of the run."""
+    prompts = [[5, 17, 3, 40], [9], list(range(T - 4))]
+    done = run("generate", "--input", path("m.h5"), "--checkpoint", out, "--max-tokens", "4", "--prompt-tokens",
+               ";".join(",".join(map(str, prompt)) for prompt in prompts), ranks=ranks)
+    lines = [[int(token) for token in line.split(",")] for line in done.stdout.splitlines()]
+    check([len(line) for line in lines] == [4, 4, 4], "%s: generated %s" % (name, done.stdout))
+    for prompt, line in zip(prompts, lines):
+        logits = logits_of(model, (torch.tensor([prompt + line[:3]]),))[0]
+        for k, token in enumerate(line):
+            best = logits[len(prompt) - 1 + k]
+            check(best[token] > best.max() - 1e-4 * best.abs().max(), "%s: token %d behind %s is %d" % (name, k, prompt, token))
+
+
 def whole_models(family, seed, ranks):
     folder, name, batches = make(family, seed)
     model = loaded(folder, family)
@@ -222,7 +236,10 @@ def whole_models(family, seed, ranks):
     expected, norm = train(model, batches)
     out, losses, found = trained(folder, name, ranks)
     worst = np.abs(losses - expected).max()
-    ours, theirs = logits_of(loaded(exported(out), family), batches[0]), logits_of(model, batches[0])
+    again = loaded(exported(out), family)
+    ours, theirs = logits_of(again, batches[0]), logits_of(model, batches[0])
+    if family != "bert" and family not in IMAGES:
+        continues(again, out, name, ranks)
     apart = (ours - theirs).abs().max().item() / theirs.abs().max().item()
     print("%-22s %d ranks: losses within %.1e, norm of the gradients within %.1e, logits of the exported folder within %.1e" %
           (name, ranks, worst, abs(found / norm - 1), apart))
@@ -249,7 +266,9 @@ def adapters(family, seed, ranks):
     worst = np.abs(losses - expected).max()
     theirs = logits_of(model, batches[0])
     alone = logits_of(PeftModel.from_pretrained(loaded(folder), exported(out)).double(), batches[0])
-    merged = logits_of(loaded(exported(out, "--merge")), batches[0])
+    whole = loaded(exported(out, "--merge"))
+    merged = logits_of(whole, batches[0])
+    continues(whole, out, name, ranks)
     apart = max((x - theirs).abs().max().item() for x in (alone, merged)) / theirs.abs().max().item()
     print("%-22s %d ranks: LoRA, losses within %.1e of PEFT, logits within %.1e" % (name, ranks, worst, apart))
     check(worst < 1e-5, "%s: LoRA, losses differ by %g" % (name, worst))
