@@ -14,6 +14,7 @@
 #ifndef HAPT_EMIT_H
 #define HAPT_EMIT_H
 
+#include "hapt/model.h"
 #include "hapt/plan.h"
 
 enum hapt_emit_format { HAPT_EMIT_SIMGRID, HAPT_EMIT_CHAKRA };
@@ -28,5 +29,24 @@ bool hapt_emit_is_own(const char *name);
  * HAPT_ERR_INPUT: the profile is not of this plan's layers; HAPT_ERR_USAGE: the plan is priced without overlap. */
 enum hapt_status hapt_emit_write(const struct hapt_plan *plan, const struct hapt_profile *profile,
                                  enum hapt_emit_format format, const char *folder);
+
+/*
+ * What other trainers read of a plan. TRAINER.json: format "hapt-emitted-plan", version, trainer, microbatches,
+ * microbatch_rows, settings by the trainer's names, and "cannot": sentences on what the trainer lacks.
+ *
+ * torchtitan: schedule.csv, the schedule for PyTorch's pipelining runtime (format compute_only: a row per rank, actions
+ * such as 0F3, 0B3, or 0I3 and 0W3 of split backward passes), and module_fqns_per_model_part, the modules of each
+ * stage. megatron: pipeline_model_parallel_layout, "Et*3|t*5L". deepspeed: layers, and parts, the first layer of each
+ * stage.
+ */
+enum hapt_trainer { HAPT_TRAINER_TORCHTITAN, HAPT_TRAINER_MEGATRON, HAPT_TRAINER_DEEPSPEED };
+bool hapt_trainer_parse(const char *name, enum hapt_trainer *trainer);
+/* True for the name of a file that hapt_emit_trainer may write. */
+bool hapt_trainer_is_own(const char *name);
+/* Writes the files. `plan`: made from `model`, so that its stages have operators. *sentences gets those of "cannot",
+ * and a NULL. Rank-local. HAPT_ERR_INPUT: the trainer cannot cut the model there; HAPT_ERR_IO, HAPT_ERR_MEMORY. */
+enum hapt_status hapt_emit_trainer(const struct hapt_plan *plan, const struct hapt_model *model,
+                                   enum hapt_trainer trainer, const char *folder, struct hapt_arena *arena,
+                                   const char ***sentences);
 
 #endif

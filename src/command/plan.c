@@ -126,6 +126,9 @@ const char hapt_command_plan_help[] =
     "\n"
     "--emit simgrid|chakra writes the plan's instruction lists as traces for another simulator, to the folder\n"
     "--output, instead of a plan file (hapt simulate --help describes the files; it emits an existing plan).\n"
+    "--emit torchtitan|megatron|deepspeed writes TRAINER.json for another trainer: settings (the modules of each\n"
+    "stage, or its layout), and cannot, sentences on what the trainer lacks. For torchtitan, schedule.csv is the\n"
+    "schedule for PyTorch's pipelining runtime. Stages must begin and end at blocks (--recompute all).\n"
     "\n"
     "A plan file (--output) holds one row per stage in each table:\n"
     "  /stage_layers [S][2]            layers [first, end), counted from 0\n"
@@ -212,6 +215,7 @@ static enum hapt_status check_options(struct hapt_config *config, struct hapt_ar
     if (path && !hapt_config_text(config, "input"))
         HAPT_TRY(hapt_phase_refuse_unused(config, "--profile without --input holds layers, not operators",
                                           "layers-per-model heavy-minimum threads precision"));
+    if (!hapt_config_text(config, "input")) HAPT_TRY(hapt_emit_refuse_trainers(config));
     if (hapt_config_bool(config, "compare"))
         return hapt_phase_refuse_unused(
             config, "--compare covers all strategies and schedules, and writes no plan",
@@ -266,10 +270,11 @@ static enum hapt_status answer(struct hapt_env *env, struct hapt_config *config,
 
 /* Writes --output: the plan, or its traces. */
 static enum hapt_status save(const struct hapt_env *env, const struct hapt_config *config,
-                             const struct hapt_profile *profile, const struct hapt_plan *plan)
+                             const struct hapt_profile *profile, const struct hapt_model *model,
+                             const struct hapt_plan *plan)
 {
     enum hapt_status status = HAPT_OK;
-    if (hapt_emit_asked(config)) return hapt_emit_plan(env, config, plan, profile);
+    if (hapt_emit_asked(config)) return hapt_emit_plan(env, config, plan, profile, model);
     if (env->world_rank == 0 && hapt_config_text(config, "output"))
         status = hapt_plan_save(hapt_config_text(config, "output"), plan);
     return hapt_env_agree(env->world, status);
@@ -322,7 +327,7 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
     hapt_plan_print_link_limit(env, planning.profile, planning.plan);
     HAPT_TRY(hapt_plan_show_pipelines(env, config, planning.profile, planning.layers, planning.plan->microbatches,
                                       arena, extra));
-    HAPT_TRY(save(env, config, planning.profile, planning.plan));
+    HAPT_TRY(save(env, config, planning.profile, planning.model, planning.plan));
     describe(config, &planning, &inputs, &what_if);
     return answer(env, config, planning.profile, &inputs, &what_if, planning.plan, arena, extra);
 }

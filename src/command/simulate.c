@@ -189,6 +189,7 @@ static enum hapt_status check_options(const struct hapt_env *env, const struct h
     if (!hapt_config_text(config, "profile"))
         HAPT_TRY(hapt_env_agree(env->world,
                                 hapt_phase_refuse_unused(config, "it needs the costs of --profile", "split-backward")));
+    HAPT_TRY(hapt_env_agree(env->world, hapt_emit_refuse_trainers(config)));
     if (hapt_emit_asked(config)) return hapt_emit_check(env, config);
     return hapt_env_agree(env->world,
                           hapt_phase_refuse_unused(config, "without --emit, nothing is written", "output overwrite"));
@@ -204,7 +205,7 @@ enum hapt_status hapt_command_simulate(struct hapt_env *env, struct hapt_config 
     if (status == HAPT_OK) status = simulate_step(plan, arena, &outcome);
     HAPT_TRY(hapt_env_agree(env->world, status));
     print_outcome(env, &outcome);
-    if (hapt_emit_asked(config)) HAPT_TRY(hapt_emit_plan(env, config, plan, profile));
+    if (hapt_emit_asked(config)) HAPT_TRY(hapt_emit_plan(env, config, plan, profile, NULL));
     if (env->world_rank == 0 && env->quiet) status = print_json(&outcome);
     return hapt_env_agree(env->world, status);
 }

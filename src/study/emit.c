@@ -7,10 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "hapt/atomic_file.h"
 #include "hapt/folder.h"
-
-enum { MOST_PATH = 4096 };
 
 enum { MOST_FORMS = 2 };
 
@@ -131,21 +128,14 @@ static enum hapt_status make_step(const struct hapt_plan *plan, const struct hap
 
 /* ---- The files ---- */
 
-/* A new file that replaces FOLDER/NAME when it is complete. */
-struct output {
-    char path[MOST_PATH], aside[MOST_PATH + HAPT_TEMPORARY_SUFFIX_BYTES];
-    int descriptor;
-    FILE *file;
-};
-
-static enum hapt_status cannot_write(const struct output *output, int error)
+static enum hapt_status cannot_write(const struct emit_output *output, int error)
 {
     if (output->aside[0]) unlink(output->aside);
     return hapt_fail(HAPT_ERR_IO, "check the folder and its free space", "%s cannot be written: %s", output->path,
                      strerror(error));
 }
 
-static enum hapt_status output_open(struct output *output, const char *folder, const char *name)
+enum hapt_status emit_output_open(struct emit_output *output, const char *folder, const char *name)
 {
     if (snprintf(output->path, sizeof output->path, "%s/%s", folder, name) >= (int)sizeof output->path)
         return hapt_fail(HAPT_ERR_IO, "use a shorter path", "path too long: %.60s...", folder);
@@ -160,8 +150,7 @@ static enum hapt_status output_open(struct output *output, const char *folder, c
     return cannot_write(output, error);
 }
 
-/* `status` other than HAPT_OK: the file is dropped. */
-static enum hapt_status output_close(struct output *output, enum hapt_status status)
+enum hapt_status emit_output_close(struct emit_output *output, enum hapt_status status)
 {
     int error = !ferror(output->file) ? 0 : errno ? errno : EIO; /* each flush since has failed for the same reason */
     errno = 0;
@@ -178,16 +167,16 @@ static enum hapt_status output_close(struct output *output, enum hapt_status sta
 static enum hapt_status write_trace(const struct emit_functions *functions, const struct emit_step *step, int submesh,
                                     const char *folder)
 {
-    struct output output;
+    struct emit_output output;
     struct hapt_arena arena;
     char name[64];
     snprintf(name, sizeof name, functions->file_name, submesh);
-    HAPT_TRY(output_open(&output, folder, name));
+    HAPT_TRY(emit_output_open(&output, folder, name));
     struct emit_trace trace = {.step = step, .submesh = submesh, .file = output.file};
     hapt_arena_init(&arena);
     const enum hapt_status status = emit_walk(functions, &trace, &arena);
     hapt_arena_release(&arena);
-    return output_close(&output, status);
+    return emit_output_close(&output, status);
 }
 
 /* The script that replays the traces is the last file: with it the folder is complete. */
@@ -196,10 +185,10 @@ static enum hapt_status write_files(const struct emit_functions *functions, cons
 {
     for (int s = 0; s < step->schedule->submesh_count; s++) HAPT_TRY(write_trace(functions, step, s, folder));
     for (const struct emit_file *file = functions->file; file->name; file++) {
-        struct output output;
-        HAPT_TRY(output_open(&output, folder, file->name));
+        struct emit_output output;
+        HAPT_TRY(emit_output_open(&output, folder, file->name));
         file->write(step, output.file);
-        HAPT_TRY(output_close(&output, HAPT_OK));
+        HAPT_TRY(emit_output_close(&output, HAPT_OK));
     }
     return HAPT_OK;
 }

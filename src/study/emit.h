@@ -7,7 +7,20 @@
 
 #include <stdio.h>
 
+#include "hapt/atomic_file.h"
 #include "hapt/emit.h"
+
+enum { EMIT_MOST_PATH = 4096 };
+
+/* A new file that replaces FOLDER/NAME when it is complete. */
+struct emit_output {
+    char path[EMIT_MOST_PATH], aside[EMIT_MOST_PATH + HAPT_TEMPORARY_SUFFIX_BYTES];
+    int descriptor;
+    FILE *file;
+};
+enum hapt_status emit_output_open(struct emit_output *output, const char *folder, const char *name);
+/* `status` other than HAPT_OK: the file is dropped. */
+enum hapt_status emit_output_close(struct emit_output *output, enum hapt_status status);
 
 enum emit_direction { EMIT_FORWARD, EMIT_BACKWARD, EMIT_DIRECTIONS };
 

@@ -102,4 +102,46 @@ passes 1 plan --profile "$P" --microbatches 4 --strategy hexiscale --output "$sc
 own=$(step --plan "$scratch/hexiscale.h5") blocked=$(step --plan "$scratch/hexiscale.h5" --blocking yes)
 check "a plan that was priced without overlap: $own, $blocked" test "$own" = "$blocked"
 passes 1 simulate --plan "$plan" --blocking && grep -q 'without overlap' "$scratch/out" || fail "no word: $(head -n 1 "$scratch/out")"
+# Other trainers: the modules of each stage, each in one; a schedule of all passes in order; sentences on what is lost.
+cat >"$scratch/four.json" <<'JSON'
+{ "format": "hapt-cluster", "version": 1, "subclusters": [
+    {"name": "a", "nodes": 1, "devices_per_node": 1, "device": "cpu", "memory": "300 MB"},
+    {"name": "b", "nodes": 1, "devices_per_node": 2, "device": "cpu", "memory": "300 MB", "slowdown": 2} ],
+  "links": [ {"between": ["a", "b"], "bandwidth": "100 MB/s", "latency": "10 us"} ] }
+JSON
+passes 1 model gpt --layers 6 --hidden 32 --heads 4 --sequence 16 --vocab 64 --output "$scratch/g.h5"
+for trainer in torchtitan megatron deepspeed; do
+    passes 1 plan --input "$scratch/g.h5" --cluster "$scratch/four.json" --predict --microbatches 4 --recompute all --loops 1 --use-all-devices \
+        --split-backward no --emit $trainer --output "$scratch/of-$trainer"
+    check "$trainer says what it lacks" grep -q "hapt hides transfers behind computation" "$scratch/out"
+done
+checks=$((checks + 1))
+/usr/bin/python3 - "$scratch" 2>"$scratch/said" <<'P' || fail "other trainers: $(cat "$scratch/said")"
+import csv, json, sys
+plans = {name: json.load(open("%s/of-%s/%s.json" % (sys.argv[1], name, name))) for name in ("torchtitan", "megatron", "deepspeed")}
+for name, plan in plans.items():
+    assert (plan["format"], plan["version"], plan["trainer"], plan["microbatches"]) == ("hapt-emitted-plan", 1, name, 4), plan
+    assert any("tied" in sentence for sentence in plan["cannot"]), plan
+parts = plans["torchtitan"]["settings"]["module_fqns_per_model_part"]
+modules = ["wte", "wpe"] + ["h.%d" % k for k in range(6)] + ["ln_f", "lm_head"]
+assert [name for part in parts for name in part] == modules and all(parts) and len(parts) > 1, parts
+blocks = [sum(name.startswith("h.") for name in part) for part in parts]
+layout = plans["megatron"]["settings"]["pipeline_model_parallel_layout"]
+assert layout == "E" + "|".join("t*%d" % count if count else "" for count in blocks) + "L", layout
+deepspeed = plans["deepspeed"]["settings"]
+assert deepspeed["layers"] == modules and [b - a for a, b in zip(deepspeed["parts"], deepspeed["parts"][1:])] == [len(part) for part in parts], deepspeed
+rows = list(csv.reader(open(sys.argv[1] + "/of-torchtitan/schedule.csv")))
+assert len(rows) == len(parts), rows
+for stage, row in enumerate(rows):
+    assert sorted(row) == sorted("%d%s%d" % (stage, kind, m) for kind in "FB" for m in range(4)), row
+    assert all(row.index("%dF%d" % (stage, m)) < row.index("%dB%d" % (stage, m)) for m in range(4)), row
+P
+refuses 3 'begins inside h.' 1 plan --input "$scratch/g.h5" --cluster "$scratch/four.json" --predict --microbatches 4 --layers-per-model ops \
+    --stages "0-4@a:1x1,4-26@b:1x2" --emit torchtitan --output "$scratch/inside"
+check "nothing is written" [ ! -e "$scratch/inside" ]
+refuses 2 'needs a model' 1 plan --profile "$P" --microbatches 4 --emit megatron --output "$scratch/none"
+refuses 2 'needs a model' 1 simulate --plan "$plan" --emit deepspeed --output "$scratch/none"
+passes 1 model vgg --image 16 --classes 4 --microbatch 2 --output "$scratch/v.h5"
+refuses 3 'transformer layers' 1 plan --input "$scratch/v.h5" --cluster "$scratch/four.json" --predict --microbatches 4 --loops 1 --emit megatron --output "$scratch/none"
+
 finish
