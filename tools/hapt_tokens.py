@@ -10,7 +10,8 @@ FOLDER holds the tokenizer of the model (tokenizer.json). A FILE that ends in .j
 document. --held-out: about --share of the documents, evenly spaced, go to a second file for --validation-data; the end of the text, if there
 is one document only.
 
---encode prints the tokens of a text as "5,17,3", for hapt generate --prompt-tokens. --decode reads such lines, which hapt generate prints, and
+--encode prints the tokens of a text as "5,17,3", for hapt generate --prompt-tokens; as in training data, no token that begins a text is
+added. --decode reads such lines, which hapt generate prints, and
 prints their texts.
 
 The output is /tokens [n], uint32, in the order of the documents. hapt draws rows from it by seed and step. Needs h5py and tokenizers;
@@ -28,11 +29,19 @@ def fail(text, hint):
 
 
 try:
-    import h5py
-    import numpy
     from tokenizers import Tokenizer
 except ImportError as missing:
-    fail(str(missing), "python3 -m pip install h5py tokenizers")
+    fail(str(missing), "python3 -m pip install tokenizers")
+try:
+    import h5py
+    import numpy
+except ImportError:
+    h5py = None
+
+
+def need_h5py():
+    if h5py is None:
+        fail("data files need h5py", "python3 -m pip install h5py")
 
 
 def documents(path):
@@ -129,19 +138,23 @@ def main():
     parser.add_argument("--encode", metavar="TEXT")
     parser.add_argument("--decode", action="store_true")
     parser.add_argument("--held-out")
-    parser.add_argument("--share", type=float, default=0.05)
+    parser.add_argument("--share", type=float)
     parser.add_argument("file", nargs="*")
     options = parser.parse_args()
     if (options.output is not None) + (options.encode is not None) + options.decode != 1:
         fail("give one of --output, --encode and --decode", "hapt_tokens.py --help")
     if bool(options.file) != bool(options.output):
         fail("--output needs a FILE, the others take none", "hapt_tokens.py --help")
+    if not options.output and (options.held_out or options.share is not None):
+        fail("--held-out and --share need --output", "hapt_tokens.py --help")
     if options.encode is not None:
         print(",".join(map(str, Words(options.tokenizer).tokenizer.encode(options.encode, add_special_tokens=False).ids)))
         return
     if options.decode:
         decode(Words(options.tokenizer))
         return
+    need_h5py()
+    options.share = 0.05 if options.share is None else options.share
     if not 0 < options.share < 1:
         fail("--share %g is not between 0 and 1" % options.share, "0.05 is one document of twenty")
     for path in filter(None, (options.output, options.held_out)):
@@ -159,7 +172,7 @@ def decode(words):
     for line in sys.stdin:
         try:
             print(words.tokenizer.decode([int(token) for token in line.split(",")]))
-        except ValueError:
+        except (ValueError, OverflowError):
             fail("\"%.40s\" is no list of tokens" % line.strip(), "lines look like 5,17,3")
 
 

@@ -349,9 +349,8 @@ struct hapt_generation {
 /* HAPT_ERR_INPUT unless the model predicts tokens from those before alone. Rank-local. */
 enum hapt_status hapt_train_may_generate(const struct hapt_model *model);
 /* Continues the prompts with the weights of `checkpoint`, or (NULL) the model's: each token by a forward pass over the
- * last T ones. What is chosen depends on the seed, the prompt's number and the token's, not on the plan, except where
- * rounding decides. HAPT_ERR_INPUT: the plan splits the vocabulary over devices; logits that are not finite. Collective
- * over env->world; ends in agreement. */
+ * last T ones. The choice depends on the seed, the prompt's number and the token's, not on the plan, except where
+ * rounding decides. HAPT_ERR_INPUT: logits that are not finite. Collective over env->world; ends in agreement. */
 enum hapt_status hapt_train_generate(const struct hapt_env *env, const struct hapt_cluster *cluster,
                                      const struct hapt_model *model, const struct hapt_plan *plan,
                                      const struct hapt_checkpoint *checkpoint, const struct hapt_config *config,

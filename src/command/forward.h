@@ -1,4 +1,4 @@
-/* What hapt evaluate and hapt generate need: a model with weights, and a plan to run it. */
+/* Inputs of hapt evaluate and hapt generate: a model with weights, and a plan to run it. */
 #ifndef HAPT_COMMAND_FORWARD_H
 #define HAPT_COMMAND_FORWARD_H
 

@@ -14,15 +14,13 @@ const char hapt_command_generate_help[] =
     "over\n"
     "the last T tokens (T: the model's sequence), with positions that begin at 0; nothing is cached.\n"
     "\n"
-    "The most likely token follows, or with --temperature one that is drawn (--draw-from, --seed). What is drawn\n"
-    "depends on the seed, the number of the prompt and of the token, not on the plan, except where rounding decides.\n"
-    "--end-token ends a text. A mixture of experts with limited slots also depends on the other rows.\n"
+    "The most likely token follows, or with --temperature one that is drawn (--draw-from, --seed). A draw depends on\n"
+    "the seed, the number of the prompt and of the token, not on the plan, except where rounding decides.\n"
+    "--end-token ends a text, of which it is the last token. Experts need room for every token (--capacity-factor 0).\n"
     "\n"
     "Prints the new tokens of each prompt on a line of standard output, \"5,17,3\"; all else goes to standard error.\n"
     "tools/hapt_tokens.py turns text into tokens (--encode) and back (--decode). --json prints one object: format\n"
     "\"hapt-generation\", version, sequences (prompt, tokens, ended), step (of the checkpoint).\n";
-
-enum { MOST_PROMPTS = 1 << 20 };
 
 static enum hapt_status bad_prompt(const char *at)
 {
@@ -57,13 +55,23 @@ static enum hapt_status read_prompt(const char *text, int64_t vocabulary, int64_
     return HAPT_OK;
 }
 
-static enum hapt_status read_prompts(const char *text, int64_t vocabulary, struct hapt_arena *arena,
+static enum hapt_status check_end(int64_t end, int64_t vocabulary)
+{
+    if (end < vocabulary) return HAPT_OK;
+    return hapt_fail(HAPT_ERR_USAGE, "use the tokenizer of the model",
+                     "--end-token %lld is outside the model's vocabulary of %lld", (long long)end,
+                     (long long)vocabulary);
+}
+
+/* At most `rows` prompts. */
+static enum hapt_status read_prompts(const char *text, int64_t rows, int64_t vocabulary, struct hapt_arena *arena,
                                      struct hapt_generation *generation)
 {
     int64_t prompts = 1;
     for (const char *c = text; *c; c++) prompts += *c == ';';
-    if (prompts > MOST_PROMPTS)
-        return hapt_fail(HAPT_ERR_USAGE, "give fewer at a time", "%lld prompts are too many", (long long)prompts);
+    if (prompts > rows)
+        return hapt_fail(HAPT_ERR_USAGE, "give fewer prompts, or a --plan of more --microbatches",
+                         "%lld prompts are more than the %lld rows of a step", (long long)prompts, (long long)rows);
     generation->prompt = hapt_arena_alloc(arena, (size_t)prompts, sizeof *generation->prompt);
     if (!generation->prompt) return HAPT_ERR_MEMORY;
     generation->prompts = (int)prompts;
@@ -131,8 +139,10 @@ enum hapt_status hapt_command_generate(struct hapt_env *env, struct hapt_config 
     env->quiet = true;
     HAPT_TRY(hapt_env_agree(env->world, check_options(config)));
     HAPT_TRY(forward_prepare(env, config, hapt_train_may_generate, arena, &forward));
-    HAPT_TRY(hapt_env_agree(
-        env->world, read_prompts(hapt_config_text(config, "prompt-tokens"), forward.model->vocab, arena, &generation)));
+    HAPT_TRY(hapt_env_agree(env->world, check_end(generation.end, forward.model->vocab)));
+    const int64_t rows = (int64_t)forward.plan->microbatches * forward.model->microbatch;
+    HAPT_TRY(hapt_env_agree(env->world, read_prompts(hapt_config_text(config, "prompt-tokens"), rows,
+                                                     forward.model->vocab, arena, &generation)));
     HAPT_TRY(hapt_train_generate(env, forward.cluster, forward.model, forward.plan, forward.checkpoint, config, arena,
                                  &generation));
     return hapt_env_agree(env->world, env->world_rank == 0 ? print(config, &forward, &generation) : HAPT_OK);

@@ -345,8 +345,8 @@ enum hapt_status hapt_phase_plan_either(struct hapt_env *env, struct hapt_config
 }
 
 /* Sets the operator ranges of a plan that was made from a profile alone. They come from the model's layers at the given
- * granularity. If the number of these layers differs from the plan's, the plan's number is tried, then layers by
- * operator. */
+ * granularity. If the number of these layers differs from the plan's, layers by operator are tried, then the plan's
+ * number. */
 static enum hapt_status give_operators(const struct hapt_model *model, const struct hapt_config *config,
                                        struct hapt_arena *arena, struct hapt_plan *plan)
 {
@@ -356,11 +356,11 @@ static enum hapt_status give_operators(const struct hapt_model *model, const str
     if (plan->stage[0].first_op >= 0) return HAPT_OK;
     HAPT_TRY(hapt_layers_build(model->graph, &options, arena, &layers));
     if (layers->count != plan->layer_count) {
-        options.granularity = plan->layer_count;
+        options.granularity = HAPT_LAYERS_BY_OPERATOR;
         HAPT_TRY(hapt_layers_build(model->graph, &options, arena, &layers));
     }
     if (layers->count != plan->layer_count) {
-        options.granularity = HAPT_LAYERS_BY_OPERATOR;
+        options.granularity = plan->layer_count;
         HAPT_TRY(hapt_layers_build(model->graph, &options, arena, &layers));
     }
     return bind_operators(plan, layers);

@@ -117,8 +117,8 @@ enum hapt_status import_dinov2(struct import_shape *shape, struct hapt_model **m
     HAPT_TRY(json_options_expect_bool(options, "use_swiglu_ffn", false));
     HAPT_TRY(read_images(shape, 14, &of));
     of.ffn = (int64_t)((double)of.hidden * ratio);
-    if (of.ffn < 1)
-        return hapt_fail(HAPT_ERR_INPUT, NULL, "%s: mlp_ratio %g of %lld columns leaves none", options->path, ratio,
+    if (of.ffn < 1 || of.ffn > MAX_SIZE)
+        return hapt_fail(HAPT_ERR_INPUT, NULL, "%s: mlp_ratio %g of %lld columns is impossible", options->path, ratio,
                          (long long)of.hidden);
     return hapt_vit_build(shape->family, &of, shape->config, shape->arena, model);
 }

@@ -95,8 +95,7 @@ _Noreturn static void name_lost(int rank, double behind_s)
 /* Waits until then, or until the rank is to leave. */
 static void rest_until(double until_s)
 {
-    const double whole_s = floor(until_s);
-    const struct timespec until = {(time_t)whole_s, (long)((until_s - whole_s) * 1e9)};
+    const struct timespec until = hapt_time_spec(until_s);
     pthread_mutex_lock(&heartbeat.lock);
     while (!heartbeat.leaving && pthread_cond_timedwait(&heartbeat.left, &heartbeat.lock, &until) == 0) {
     }
@@ -175,12 +174,8 @@ enum hapt_status hapt_heartbeat_start(const struct hapt_env *env, double silence
     heartbeat.rank = env->world_rank;
     heartbeat.size = env->world_size;
     heartbeat.silence_s = silence_s;
-    pthread_condattr_t clock;
-    int error = pthread_condattr_init(&clock);
-    if (!error) error = pthread_condattr_setclock(&clock, CLOCK_MONOTONIC); /* that of hapt_time_s */
-    if (!error) error = pthread_cond_init(&heartbeat.left, &clock);
-    pthread_condattr_destroy(&clock);
-    if (!error) error = hapt_thread_start(&heartbeat.thread, run_heartbeat, NULL);
+    hapt_time_condition_init(&heartbeat.left);
+    const int error = hapt_thread_start(&heartbeat.thread, run_heartbeat, NULL);
     heartbeat.running = error == 0;
     /* Without a thread, the neighbour would declare this rank dead. */
     if (error) hapt_die(hapt_fail(HAPT_ERR_MEMORY, NULL, "cannot start the heartbeat thread: %s", strerror(error)));

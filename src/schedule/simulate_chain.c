@@ -149,7 +149,7 @@ static double end_step(struct chain *chain)
     return end_s;
 }
 
-/* The earliest end of a step of which microbatches below m passed all stages: each stage has to compute the others, and
+/* The earliest end of a step whose microbatches below m passed all stages. Each stage has to compute the others, and
  * the last gradient to get from there to stage 0. */
 static double earliest_end_s(const struct chain *chain, int m, int end)
 {
@@ -164,15 +164,16 @@ static double earliest_end_s(const struct chain *chain, int m, int end)
     return (least_s + play_update_s(chain->costs, 0)) * (1 - ROUNDING);
 }
 
-/* Microbatches [first, end) of a step. Passes and transfers of earlier steps ended before the stages agreed. Returns
- * the end of the step; if that is after `most_s`, at least a lower bound of it that is, too. */
-static double run_step(struct chain *chain, int first, int end, double most_s)
+/* Microbatches [first, end) of a step that begins at before_s. Passes and transfers of earlier steps ended before the
+ * stages agreed. Returns the end of the step. If the step takes longer than most_s, a lower bound of its end may do,
+ * which is later, too. */
+static double run_step(struct chain *chain, int first, int end, double before_s, double most_s)
 {
     const struct hapt_chain *about = chain->about;
     for (int m = first; m < end; m++) {
         if ((m - first) % CHECK_EVERY == 1 && isfinite(most_s)) {
             const double least_s = earliest_end_s(chain, m, end);
-            if (least_s > most_s) return least_s;
+            if (least_s - before_s > most_s) return least_s;
         }
         for (int i = 0; i < about->chunks; i++) {
             const int last = m + chain->stage[i].launches - 1;
@@ -198,7 +199,7 @@ enum hapt_status hapt_simulate_chain(const struct hapt_chain *about, const struc
     *step_s = 0;
     for (int step = 0; step < steps; step++) {
         const double before_s = end_s;
-        end_s = run_step(&chain, step * B, (step + 1) * B, steps == 1 ? before_s + most_s : INFINITY);
+        end_s = run_step(&chain, step * B, (step + 1) * B, before_s, steps == 1 ? most_s : INFINITY);
         *step_s = end_s - before_s;
     }
     return HAPT_OK;

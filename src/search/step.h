@@ -204,7 +204,8 @@ double step_least_comm_s(const struct step_search *search, int layer);
 double step_least_time_s(const struct step_search *search, int first, int end);
 
 /* Prices the candidate's stages under its own launch counts. step_s becomes INFINITY if the stages are no candidates,
- * exceed memory, or cannot be faster than `limit_s`. A step above `most_s` may be given too short, yet above most_s. */
+ * exceed memory, or cannot be faster than `limit_s`. A step above `most_s` may become any shorter
+ * one that is above most_s, too. */
 enum hapt_status step_price(struct step_search *search, double limit_s, double most_s,
                             struct step_candidate *candidate);
 /* The same with the best launch counts of the rules that the options allow. */

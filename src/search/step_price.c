@@ -222,7 +222,7 @@ static enum hapt_status begin(struct step_search *search, double limit_s, struct
     return HAPT_OK;
 }
 
-/* A step above most_s may be given too short, yet above most_s. */
+/* A step above most_s may become any shorter one that is above most_s, too. */
 static enum hapt_status simulate(struct step_search *search, const struct hapt_plan *plan, double most_s,
                                  double *step_s)
 {

@@ -35,8 +35,10 @@ void logits_find(struct worker *worker, struct logits *logits, bool *known)
     const struct hapt_tensor *tensor = &worker->program[last]->graph->tensor[logits->tensor];
     logits->classes = tensor->shape[tensor->dims - 1];
     logits->dtype = tensor->dtype;
-    for (int r = 0; r < stage_size(worker, last); r++) *known = *known && has_rows(worker, last, r, logits);
-    if (!stage || !*known) return;
+    logits->whole = true;
+    for (int r = 0; r < stage_size(worker, last); r++)
+        logits->whole = logits->whole && has_rows(worker, last, r, logits);
+    if (!stage) return;
     int replicas, replica;
     stage_replica(worker, last, stage->rank, logits->tensor, &replicas, &replica);
     logits->counts = replica == 0;

@@ -8,11 +8,12 @@ struct logits {
     int tensor, targets; /* of the last chunk's expanded graph */
     int64_t classes;
     enum hapt_dtype dtype;
-    bool counts; /* this rank answers for its rows, as no other rank does */
+    bool whole;  /* each rank has whole rows of logits, with their targets */
+    bool counts; /* this rank answers for its part of the logits, as no other rank does */
 };
 
-/* *known false: ranks hold parts of a row of logits, or there is no cross entropy. The same on all ranks. Rank-local;
- * call after worker_build. */
+/* *known false: there is no cross entropy. The same on all ranks, but for `counts`. Rank-local; call after
+ * worker_build. */
 void logits_find(struct worker *worker, struct logits *logits, bool *known);
 float logits_value(const void *row, enum hapt_dtype dtype, int64_t i);
 

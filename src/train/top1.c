@@ -13,7 +13,7 @@ enum hapt_status top1_create(struct worker *worker, struct top1 **top1)
     HAPT_NEW(made, worker->arena, 1);
     bool known;
     logits_find(worker, &made->logits, &known);
-    if (!known) return HAPT_OK;
+    if (!known || !made->logits.whole) return HAPT_OK;
     *top1 = made;
     if (!made->logits.counts) return HAPT_OK;
     char *logit;

@@ -69,7 +69,7 @@ weight = weights_of(path("w.h5"))
 common = ["generate", "--input", path("m.h5"), "--checkpoint", path("run"), "--threads", 1]
 one = [*common, "--cluster", path("c1.json")]
 plans = [("one", 1, [])]
-for name, stages in (("rows", "0-LAST@a:1x2"), ("stages", "0-4@a:1x1,4-LAST@a:1x1")):
+for name, stages in (("rows", "0-LAST@a:1x2"), ("stages", "0-4@a:1x1,4-LAST@a:1x1"), ("vocabulary", "0-LAST@a:1x2t2")):
     passes("profile", "--input", path("m.h5"), "--cluster", path("c2.json"), "--predict", *layers, "--overwrite", "--output", path("p.h5"))
     with h5py.File(path("p.h5")) as file:
         last = file["boundary_bytes"].shape[0]
@@ -78,7 +78,7 @@ for name, stages in (("rows", "0-LAST@a:1x2"), ("stages", "0-4@a:1x1,4-LAST@a:1x
 
 
 def logits_behind(tokens):
-    """Of what follows the last T tokens."""
+    """Logits of the token that follows the last T ones."""
     kept = np.array(tokens[-T:])
     return gpt(weight, kept[None], LAYERS, HEADS)[0, -1]
 
@@ -99,6 +99,8 @@ for name, ranks, options in plans:
     check([len(its) for its in tokens] == [24] * 5, f"{name}: 24 tokens each")
     greedy = greedy or tokens
     check(tokens == greedy, f"{name}: {tokens}, one rank: {greedy}")
+    with h5py.File(options[1] if options else path("rows.h5")) as file:
+        check(name != "vocabulary" or file["stage_tensor_parallel"][0] == 2, "the vocabulary is split")
 for prompt, its in zip(prompts, greedy):
     for k, token in enumerate(its):
         logits = logits_behind(prompt + its[:k])
@@ -120,7 +122,7 @@ share = np.exp(logits - logits.max())
 share /= share.sum()
 counts, drawn = np.zeros(V), {}
 for seed in range(1, seeds + 1):
-    for name, ranks, options in plans[1:] if seed == 1 else plans[2:]:
+    for name, ranks, options in plans[1:] if seed == 1 else plans[2:3]:
         done = passes(*common, "--cluster", path(f"c{ranks}.json"), *options, "--prompt-tokens", text_of([prompt] * draws), "--max-tokens", 1, "--temperature",
                       temperature, "--seed", seed, ranks=ranks)
         found = [int(line) for line in done.stdout.split()]
@@ -134,16 +136,18 @@ expected = np.append(share[large], share[~large].sum()) * n
 chi = ((observed - expected)**2 / np.maximum(expected, 1e-9))[expected > 0].sum()
 freedom = (expected > 0).sum() - 1
 check(chi < freedom + 6 * np.sqrt(2 * freedom), f"draws: chi squared {chi:.1f} of {freedom} degrees of freedom")
-done = passes(*common, "--cluster", path("c2.json"), *plans[2][2], "--prompt-tokens", text_of([prompt] * draws), "--max-tokens", 1, "--temperature", 50,
-              "--draw-from", 3, ranks=2)
 best = set(np.argsort(-logits)[:3].tolist())
-check({int(line) for line in done.stdout.split()} == best, f"--draw-from 3: {set(done.stdout.split())}, not {best}")
+for name, ranks, options in plans[2:]:
+    done = passes(*common, "--cluster", path("c2.json"), *options, "--prompt-tokens", text_of([prompt] * draws), "--max-tokens", 1, "--temperature", 50,
+                  "--draw-from", 3, ranks=2)
+    check({int(line) for line in done.stdout.split()} == best, f"{name}: --draw-from 3: {set(done.stdout.split())}, not {best}")
 
-# What cannot be.
+# Refusals.
 for text, words in (("5,x", "no token at"), ("", "must not be empty"), ("5,,6", "no token at"), ("5;", "no token at"), ("5 6", "no token at"),
                     ("64", "outside the model's vocabulary"), ("-1", "outside the model's vocabulary"), ("99999999999999999999", "no token at"),
                     (text_of([[1]] * 9), "more than the 8 rows")):
     refuses(2, words, *one, "--prompt-tokens=" + text)
+refuses(2, "--end-token 64 is outside", *one, "--prompt-tokens", "5", "--end-token", "64")
 refuses(2, "no prompt given", *one)
 refuses(2, "takes the most likely token", *one, "--prompt-tokens", "5", "--seed", "3")
 refuses(2, "no plan given", "generate", "--input", path("m.h5"), "--prompt-tokens", "5")
@@ -151,5 +155,13 @@ refuses(2, "modelled devices compute no tokens", *one, "--prompt-tokens", "5", "
 passes("model", "bert", "--layers", "1", "--hidden", "16", "--heads", "2", "--sequence", "8", "--vocab", "64", "--output", path("bert.h5"))
 passes("plan", "--input", path("bert.h5"), "--cluster", path("c1.json"), "--predict", "--output", path("bert-plan.h5"))
 refuses(3, "cannot continue a text", "generate", "--input", path("bert.h5"), "--plan", path("bert-plan.h5"), "--prompt-tokens", "5")
+for factor in (0, 1):  # experts with room for every token, and for an even share
+    passes("import", "tests/data/hf/mixtral", "--sequence", 16, "--microbatch", 2, "--capacity-factor", factor, "--output", path(f"moe{factor}.h5"))
+    passes("plan", "--input", path(f"moe{factor}.h5"), "--cluster", path("c1.json"), "--predict", "--output", path(f"moe{factor}-plan.h5"))
+    words = ["generate", "--input", path(f"moe{factor}.h5"), "--plan", path(f"moe{factor}-plan.h5"), "--prompt-tokens", "5,6,7", "--max-tokens", 2]
+    if factor == 0:
+        check(len(passes(*words).stdout.split(",")) == 2, "a mixture of experts")
+    else:
+        refuses(3, "--capacity-factor 0", *words)
 print(f"{checks} checks, {failures} failed")
 sys.exit(failures > 0)

@@ -1,6 +1,6 @@
 """usage: tutorial.py make|check|text, in a folder with texts/. make: a small Qwen3 with a tokenizer trained on the texts, in model/. check: the
-run's validation loss fell, and the exported folder gives it in transformers, too. text: the tokens on standard input are what transformers
-generates, as long as it is sure."""
+run's validation loss fell, and the exported folder gives it in transformers, too. text: the text on standard input is the one that
+transformers generates, as long as it is sure."""
 import glob
 import sys
 
