@@ -24,7 +24,7 @@ enum { TRAINERS = sizeof trainer_name / sizeof *trainer_name };
 struct module {
     char name[MOST_NAME];
     int stage;
-    bool block;
+    bool block, attends;
 };
 
 struct trainer_plan {
@@ -34,8 +34,7 @@ struct trainer_plan {
     struct hapt_arena *arena;
     int count;
     struct module *module; /* [count] in the graph's order */
-    int blocks;
-    bool tied; /* a stage uses a module of another one */
+    bool tied;             /* a stage uses a module of another one */
     json_t *cannot;
 };
 
@@ -94,7 +93,6 @@ static void add(struct trainer_plan *of, const char *name, int stage, bool block
     snprintf(module->name, sizeof module->name, "%s", name);
     module->stage = stage;
     module->block = block;
-    of->blocks += block;
 }
 
 /* Adds the modules of an operator's parameters. A tied parameter belongs to its first stage; the operator that uses it
@@ -120,6 +118,15 @@ static enum hapt_status add_modules(struct trainer_plan *of, int stage, const st
     return HAPT_OK;
 }
 
+/* Notes the block of an attention. */
+static void note_attention(struct trainer_plan *of, const struct hapt_op *op)
+{
+    for (int k = 0; k < of->count; k++) {
+        const size_t length = strlen(of->module[k].name);
+        if (strncmp(of->module[k].name, op->name, length) == 0 && op->name[length] == '.') of->module[k].attends = true;
+    }
+}
+
 static enum hapt_status find_modules(struct trainer_plan *of)
 {
     const struct hapt_graph *graph = of->model->graph;
@@ -128,7 +135,10 @@ static enum hapt_status find_modules(struct trainer_plan *of)
         const struct hapt_plan_stage *stage = &of->plan->stage[s];
         HAPT_ASSERT(stage->first_op >= 0 && stage->end_op <= graph->forward_count);
         const int before = of->count;
-        for (int op = stage->first_op; op < stage->end_op; op++) HAPT_TRY(add_modules(of, s, &graph->op[op]));
+        for (int op = stage->first_op; op < stage->end_op; op++) {
+            HAPT_TRY(add_modules(of, s, &graph->op[op]));
+            if (strstr(hapt_op_type_at(graph->op[op].type)->name, "attention")) note_attention(of, &graph->op[op]);
+        }
         if (of->count == before)
             return hapt_fail(HAPT_ERR_INPUT, "plan with --recompute all: stages then begin and end at blocks",
                              "stage %d has no module of its own", s);
@@ -319,13 +329,12 @@ static enum hapt_status check(const struct trainer_plan *of)
     }
     if (of->trainer == HAPT_TRAINER_DEEPSPEED && plan->stage_count > plan->submesh_count)
         return hapt_fail(HAPT_ERR_INPUT, "plan with --loops 1", "deepspeed runs one stage on each rank");
-    if (of->trainer == HAPT_TRAINER_MEGATRON && of->blocks == 0)
-        return hapt_fail(HAPT_ERR_INPUT, "give a transformer",
-                         "megatron's layouts are of transformer layers, which the "
-                         "family %s lacks",
-                         of->model->family);
     for (int k = 0; of->trainer == HAPT_TRAINER_MEGATRON && k < of->count; k++) {
         const bool first = of->module[k].stage == 0, last = of->module[k].stage + 1 == plan->stage_count;
+        if (of->module[k].block && !of->module[k].attends)
+            return hapt_fail(HAPT_ERR_INPUT, "give a transformer",
+                             "megatron's layouts are of transformer layers, but %s has no attention",
+                             of->module[k].name);
         if (of->module[k].block || first || last) continue;
         return hapt_fail(
             HAPT_ERR_INPUT, "plan with --recompute all, or other --stages",

@@ -137,11 +137,11 @@ for stage, row in enumerate(rows):
     assert all(row.index("%dF%d" % (stage, m)) < row.index("%dB%d" % (stage, m)) for m in range(4)), row
 P
 refuses 3 'begins inside h.' 1 plan --input "$scratch/g.h5" --cluster "$scratch/four.json" --predict --microbatches 4 --layers-per-model ops \
-    --stages "0-4@a:1x1,4-26@b:1x2" --emit torchtitan --output "$scratch/inside"
+    --stages "0-4@a:1x1,4-32@b:1x2" --emit torchtitan --output "$scratch/inside"
 check "nothing is written" [ ! -e "$scratch/inside" ]
 refuses 2 'needs a model' 1 plan --profile "$P" --microbatches 4 --emit megatron --output "$scratch/none"
 refuses 2 'needs a model' 1 simulate --plan "$plan" --emit deepspeed --output "$scratch/none"
 passes 1 model vgg --image 16 --classes 4 --microbatch 2 --output "$scratch/v.h5"
-refuses 3 'transformer layers' 1 plan --input "$scratch/v.h5" --cluster "$scratch/four.json" --predict --microbatches 4 --loops 1 --emit megatron --output "$scratch/none"
+refuses 3 'has no attention' 1 plan --input "$scratch/v.h5" --cluster "$scratch/four.json" --predict --microbatches 4 --loops 1 --emit megatron --output "$scratch/none"
 
 finish

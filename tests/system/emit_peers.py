@@ -4,8 +4,6 @@ and trains it to the same losses. Megatron's own parser (megatron-core, if it is
 import csv
 import json
 import os
-import subprocess
-import sys
 
 import h5py
 import numpy as np
@@ -16,29 +14,9 @@ import transformers
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
-HAPT, FOLDER = sys.argv[1:3]
+from checking import check, end, passes, path
+
 STEPS, B, ROWS, T, V = 5, 8, 2, 16, 96
-checks = failures = 0
-
-
-def check(good, what):
-    global checks, failures
-    checks += 1
-    if not good:
-        failures += 1
-        print("FAILED:", what)
-
-
-def path(*parts):
-    return os.path.join(FOLDER, *parts)
-
-
-def run(*words):
-    done = subprocess.run([HAPT, *map(str, words)], capture_output=True, text=True)
-    check(done.returncode == 0, "%s: %s" % (" ".join(map(str, words)), done.stderr[-600:]))
-    return done.stdout
-
-
 class Part(torch.nn.Module):
     """The modules of a stage, in order. Blocks share positions and a causal mask."""
 
@@ -95,7 +73,7 @@ def megatron_takes(plan, name, options):
         from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
     except ImportError:
         return "megatron-core is not installed"
-    run(*plan[:-1], "megatron", *options, "--output", path(name + "-megatron"))
+    passes(*plan[:-1], "megatron", *options, "--output", path(name + "-megatron"))
     settings = json.load(open(path(name + "-megatron", "megatron.json")))["settings"]
     parts = json.load(open(path(name, "torchtitan.json")))["settings"]["module_fqns_per_model_part"]
     ranks = settings["pipeline_model_parallel_size"]
@@ -116,8 +94,8 @@ def main():
     tokens = np.random.default_rng(2).integers(0, V, (STEPS, B * ROWS, T + 1)).astype(np.int32)
     with h5py.File(path("data.h5"), "w") as file:
         file["batches"] = tokens
-    run("import", path("model"), "--sequence", T, "--microbatch", ROWS, "--output", path("m.h5"))
-    run("--input", path("m.h5"), "--data", path("data.h5"), "--predict", "--threads", 1, "--microbatches", B, "--steps", STEPS, "--optimizer", "adamw",
+    passes("import", path("model"), "--sequence", T, "--microbatch", ROWS, "--output", path("m.h5"))
+    passes("--input", path("m.h5"), "--data", path("data.h5"), "--predict", "--threads", 1, "--microbatches", B, "--steps", STEPS, "--optimizer", "adamw",
         "--lr-schedule", "constant", "--learning-rate", "1e-3", "--weight-decay", "0.1", "--clip-norm", 0, "--output", path("run"))
     with h5py.File(path("run", "run.h5")) as file:
         expected = file["train/loss"][()]
@@ -132,7 +110,7 @@ def main():
     for name, options in (("h1f1b", ["--loops", "1", "--split-backward", "no"]), ("gpipe", ["--schedule", "gpipe", "--split-backward", "no"]),
                           ("split", ["--loops", "1", "--split-backward", "yes"]), ("loops", ["--schedule", "interleaved", "--loops", "2"])):
         out = path(name)
-        said = run(*plan, *options, "--output", out)
+        said = passes(*plan, *options, "--output", out).stdout
         check("plan for torchtitan: %d stages" % (8 if name == "loops" else 4) in said, said)
         manager = processes.get_context("spawn")
         result = manager.SimpleQueue()
@@ -141,8 +119,7 @@ def main():
         print("%-6s losses of PyTorch's pipeline within %.1e of hapt's; %s" %
               (name, np.abs(found - expected).max(), megatron_takes(plan, name, options)))
         check(np.abs(found - expected).max() < 1e-4, "%s: %s, hapt %s" % (name, found, expected))
-    print("%d checks, %d failed" % (checks, failures))
-    sys.exit(failures > 0)
+    end()
 
 
 if __name__ == "__main__":

@@ -2,50 +2,14 @@
 that hapt generate takes is the most likely one, and drawn tokens have the probabilities of a softmax. Plans of one and two ranks choose the
 same tokens. Bad prompts and models that look ahead are refused."""
 import json
-import os
-import subprocess
-import sys
 
 import h5py
 import numpy as np
 
+from checking import check, end, passes, path, refuses
 from numpy_gpt import gpt, weights_of
 
-HAPT, FOLDER = sys.argv[1:3]
 T, V, LAYERS, HEADS = 16, 64, 2, 2
-checks = failures = 0
-
-
-def check(good, what):
-    global checks, failures
-    checks += 1
-    if not good:
-        failures += 1
-        print("FAILED:", what)
-
-
-def path(*parts):
-    return os.path.join(FOLDER, *parts)
-
-
-def run(*words, ranks=1):
-    command = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(ranks)] if ranks > 1 else []
-    return subprocess.run(command + [HAPT, *map(str, words)], capture_output=True, text=True, timeout=240)
-
-
-def passes(*words, ranks=1):
-    done = run(*words, ranks=ranks)
-    check(done.returncode == 0, f"{words} on {ranks} ranks: code {done.returncode}: {done.stderr[-800:]}")
-    return done
-
-
-def refuses(code, text, *words):
-    done = run(*words)
-    errors = done.stderr.count("hapt: error:")
-    check(done.returncode == code and errors == 1 and text in done.stderr and "hint:" in done.stderr and not done.stdout,
-          f"{words}: code {done.returncode}, {errors} errors: {done.stderr[-400:]}")
-
-
 def clusters():
     for count in (1, 2):
         with open(path(f"c{count}.json"), "w") as file:
@@ -158,10 +122,9 @@ refuses(3, "cannot continue a text", "generate", "--input", path("bert.h5"), "--
 for factor in (0, 1):  # experts with room for every token, and for an even share
     passes("import", "tests/data/hf/mixtral", "--sequence", 16, "--microbatch", 2, "--capacity-factor", factor, "--output", path(f"moe{factor}.h5"))
     passes("plan", "--input", path(f"moe{factor}.h5"), "--cluster", path("c1.json"), "--predict", "--output", path(f"moe{factor}-plan.h5"))
-    words = ["generate", "--input", path(f"moe{factor}.h5"), "--plan", path(f"moe{factor}-plan.h5"), "--prompt-tokens", "5,6,7", "--max-tokens", 2]
+    words = ["generate", "--input", path(f"moe{factor}.h5"), "--cluster", path("c1.json"), "--plan", path(f"moe{factor}-plan.h5"), "--prompt-tokens", "5,6,7", "--max-tokens", 2]
     if factor == 0:
         check(len(passes(*words).stdout.split(",")) == 2, "a mixture of experts")
     else:
         refuses(3, "--capacity-factor 0", *words)
-print(f"{checks} checks, {failures} failed")
-sys.exit(failures > 0)
+end()

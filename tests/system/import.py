@@ -5,39 +5,17 @@ import json
 import os
 import shutil
 import struct
-import subprocess
-import sys
 
 import h5py
 import numpy as np
 
-HAPT, FOLDER = sys.argv[1:3]
-LONG = os.environ.get("HAPT_LONG", "0") != "0"
+from checking import FOLDER, LONG, check, end, path, run
+
 DATA = "tests/data/hf"
 FAMILIES = ["gemma3", "gpt2", "llama3", "mistral", "mixtral", "qwen2", "qwen3", "qwen3-moe", "bert", "vit", "dinov2"]
 IMAGES = ("vit", "dinov2")
 TRAINING = ["--microbatches", "4", "--optimizer", "adamw", "--lr-schedule", "constant", "--beta1", "0.9", "--beta2", "0.95", "--epsilon",
             "1e-8", "--weight-decay", "0.1", "--clip-norm", "0", "--profile-seconds", "1"]
-checks = failures = 0
-
-
-def check(good, what):
-    global checks, failures
-    checks += 1
-    if not good:
-        failures += 1
-        print("FAILED:", what)
-
-
-def run(*words, ranks=1):
-    command = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(ranks)] if ranks > 1 else []
-    return subprocess.run(command + [HAPT, *words], capture_output=True, text=True)
-
-
-def path(*parts):
-    return os.path.join(FOLDER, *parts)
-
-
 def weights_of(folder):
     """name: (type, shape, bytes) of all safetensors of a folder, whose index must agree with them."""
     found, files = {}, {}
@@ -304,5 +282,4 @@ frozen_weights_stay()
 nothing_is_guessed()
 older_files_are_read()
 defaults_are_the_classes()
-print("%d checks, %d failed" % (checks, failures))
-sys.exit(failures > 0)
+end()

@@ -4,8 +4,6 @@ logits from the exported folder as from its own trained weights. LoRA: PEFT load
 import os
 import random
 import shutil
-import subprocess
-import sys
 import warnings
 
 import h5py
@@ -15,8 +13,8 @@ import transformers
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoModelForImageClassification, AutoModelForMaskedLM
 
-HAPT, FOLDER = sys.argv[1:3]
-LONG = os.environ.get("HAPT_LONG", "0") != "0"
+from checking import LONG, check, end, passes, path
+
 SEED = int(os.environ.get("HAPT_SEED", "1"))
 STEPS, ROWS, T, RATE = 10, 4, 24, 1e-3
 TRAINING = ["--microbatches", "2", "--optimizer", "adamw", "--lr-schedule", "constant", "--learning-rate", str(RATE), "--beta1", "0.9",
@@ -27,26 +25,6 @@ transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 warnings.filterwarnings("ignore")
 torch.set_num_threads(1)
-checks = failures = 0
-
-
-def check(good, what):
-    global checks, failures
-    checks += 1
-    if not good:
-        failures += 1
-        print("FAILED:", what)
-
-
-def run(*words, ranks=1):
-    command = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(ranks)] if ranks > 1 else []
-    done = subprocess.run(command + [HAPT, *words], capture_output=True, text=True)
-    check(done.returncode == 0, "%s: %s" % (" ".join(words[:2]), done.stderr[-600:]))
-    return done
-
-
-def path(*parts):
-    return os.path.join(FOLDER, *parts)
 
 
 def rope(draw):
@@ -200,10 +178,10 @@ def make(family, seed):
 
 def trained(folder, name, ranks, *options):
     sequence = [] if name.startswith(IMAGES) else ["--sequence", str(T)]
-    run("import", folder, *sequence, "--microbatch", "2", "--overwrite", "--output", path("m.h5"), *options)
+    passes("import", folder, *sequence, "--microbatch", "2", "--overwrite", "--output", path("m.h5"), *options)
     out = path("run")
     shutil.rmtree(out, ignore_errors=True)
-    run("--input", path("m.h5"), "--data", path("data.h5"), *TRAINING, "--output", out, ranks=ranks)
+    passes("--input", path("m.h5"), "--data", path("data.h5"), *TRAINING, "--output", out, ranks=ranks)
     train = h5py.File(os.path.join(out, "run.h5"))["train"]
     return out, train["loss"][:], train["gradient_norm"][0]
 
@@ -211,14 +189,14 @@ def trained(folder, name, ranks, *options):
 def exported(out, *options):
     folder = path("exported")
     shutil.rmtree(folder, ignore_errors=True)
-    run("export", "--checkpoint", out, "--format", "safetensors", "--output", folder, *options)
+    passes("export", "--checkpoint", out, "--format", "safetensors", "--output", folder, *options)
     return folder
 
 
 def continues(model, out, name, ranks):
     """hapt generate takes the tokens of the largest logits, by transformers with the exported weights, on the ranks of the run."""
     prompts = [[5, 17, 3, 40], [9], list(range(T - 4))]
-    done = run("generate", "--input", path("m.h5"), "--checkpoint", out, "--max-tokens", "4", "--prompt-tokens",
+    done = passes("generate", "--input", path("m.h5"), "--checkpoint", out, "--max-tokens", "4", "--prompt-tokens",
                ";".join(",".join(map(str, prompt)) for prompt in prompts), ranks=ranks)
     lines = [[int(token) for token in line.split(",")] for line in done.stdout.splitlines()]
     check([len(line) for line in lines] == [4, 4, 4], "%s: generated %s" % (name, done.stdout))
@@ -254,10 +232,10 @@ def adapters(family, seed, ranks):
     """The adapters that hapt begins with are exported after a step of rate 0; PEFT trains these on."""
     folder, name, batches = make(family, seed)
     lora = ["--lora", "rank=4,alpha=6,target=q_proj,v_proj,down_proj"]
-    run("import", folder, "--sequence", str(T), "--microbatch", "2", "--overwrite", "--output", path("m.h5"), *lora)
+    passes("import", folder, "--sequence", str(T), "--microbatch", "2", "--overwrite", "--output", path("m.h5"), *lora)
     out = path("still")
     shutil.rmtree(out, ignore_errors=True)
-    run("--input", path("m.h5"), "--data", path("data.h5"), "--microbatches", "2", "--steps", "1", "--learning-rate", "0",
+    passes("--input", path("m.h5"), "--data", path("data.h5"), "--microbatches", "2", "--steps", "1", "--learning-rate", "0",
         "--checkpoint-every", "1", "--profile-seconds", "1", "--output", out)
     model = PeftModel.from_pretrained(loaded(folder), exported(out), is_trainable=True).double().train()
     expected, norm = train(model, batches)
@@ -281,5 +259,4 @@ for i, family in enumerate(FAMILIES):
         whole_models(family, SEED + k, (i + k) % 4 + 1)
 for i, family in enumerate(["llama", "qwen3", "gemma2"] if LONG else ["qwen3"]):
     adapters(family, SEED + 100, i + 2)
-print("%d checks, %d failed" % (checks, failures))
-sys.exit(failures > 0)
+end()

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The whole job on four ranks in two unequal subclusters: tables, files, prediction, report, resume.
 # Runs beside others
+unset GOMP_SPINCOUNT
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
 

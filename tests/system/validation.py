@@ -6,51 +6,16 @@ import glob
 import os
 import signal
 import subprocess
-import sys
 import time
 
 import h5py
 import numpy as np
 
+from checking import HAPT, LONG, check, end, passes, path, refuses, run
 from numpy_gpt import gpt, weights_of
 
-HAPT, FOLDER = sys.argv[1:3]
-LONG = os.environ.get("HAPT_LONG", "0") != "0"
 T, V, D, HEADS, LAYERS = 16, 256, 32, 2, 4
 MODEL = ["gpt", "--layers", str(LAYERS), "--hidden", str(D), "--heads", str(HEADS), "--sequence", str(T), "--vocab", str(V), "--microbatch", "2"]
-checks = failures = 0
-
-
-def check(good, what):
-    global checks, failures
-    checks += 1
-    if not good:
-        failures += 1
-        print("FAILED:", what)
-
-
-def path(*parts):
-    return os.path.join(FOLDER, *parts)
-
-
-def run(*words, ranks=1):
-    command = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(ranks)] if ranks > 1 else []
-    return subprocess.run(command + [HAPT, *map(str, words)], capture_output=True, text=True, timeout=240)
-
-
-def passes(*words, ranks=1):
-    done = run(*words, ranks=ranks)
-    check(done.returncode == 0, f"{words} on {ranks} ranks: code {done.returncode}: {done.stderr[-800:]}")
-    return done
-
-
-def refuses(code, text, *words):
-    done = run(*words)
-    errors = done.stderr.count("hapt: error:")
-    check(done.returncode == code and errors == 1 and text in done.stderr and "hint:" in done.stderr,
-          f"{words}: code {done.returncode}, {errors} errors: {done.stderr[-400:]}")
-
-
 def score(weights, rows, targets):
     """Mean loss and top-1 of the targets that count."""
     logits = gpt(weights_of(weights), rows, LAYERS, HEADS)
@@ -251,5 +216,4 @@ refuses(2, "no held-out data", "evaluate", *place[:4])
 refuses(2, "no plan", "evaluate", *place[:2], "--data", path("held.h5"))
 refuses(3, "checkpoint", "evaluate", "--input", path("vit.h5"), "--checkpoint", path("one"), "--data", path("images.h5"))
 check(not os.path.exists(path("never")) or not os.path.exists(path("never", "run.h5")), "a refused run left a result")
-print(f"{checks} checks, {failures} failed")
-sys.exit(failures > 0)
+end()
