@@ -286,9 +286,10 @@ static bool brute_fits(const struct brute *brute)
         const double whole = (double)hapt_tensor_bytes(&brute->graph->tensor[t]);
         const bool parameter = brute->graph->tensor[t].kind == HAPT_TENSOR_PARAMETER,
                    sum = brute_is_sum(brute->graph, t);
+        const int copies = brute->graph->tensor[t].trainable ? 1 + 8 / 4 : 1; /* itself, and two moments */
         for (int j = 0; j < brute->size; j++) {
             if (parameter && brute->now.layout[t])
-                bytes[j] += whole * (1 + 8 / 4) * brute->share[t][brute->now.layout[t] - 1][j];
+                bytes[j] += whole * copies * brute->share[t][brute->now.layout[t] - 1][j];
             if (sum) {
                 const int wrote = brute->now.layout[t] - 1,
                           final = brute->now.layout[brute->graph->tensor[t].primal] - 1;
