@@ -76,7 +76,7 @@ same_runs "$scratch/run-tied-here" "$scratch/run-measured"
 
 # Checkpoints of each resume another.
 then=no
-for first in weights gradients no; do
+for first in weights ${HAPT_LONG:+gradients} no; do
     job from-$first untied wide 2 --stages $two --offload $first --stop-after 3
     job from-$first untied wide 2 --stages $two --offload $then --resume --replan
     same_runs "$scratch/run-untied" "$scratch/run-from-$first"
