@@ -43,8 +43,12 @@ enum hapt_trainer { HAPT_TRAINER_TORCHTITAN, HAPT_TRAINER_MEGATRON, HAPT_TRAINER
 bool hapt_trainer_parse(const char *name, enum hapt_trainer *trainer);
 /* True for the name of a file that hapt_emit_trainer may write. */
 bool hapt_trainer_is_own(const char *name);
-/* Writes the files. `plan`: made from `model`, so that its stages have operators. *sentences gets those of "cannot",
- * and a NULL. Rank-local. HAPT_ERR_INPUT: the trainer cannot cut the model there; HAPT_ERR_IO, HAPT_ERR_MEMORY. */
+/* HAPT_ERR_INPUT: the trainer cannot cut the model where stages begin, or cannot run such a pipeline. `plan`: made from
+ * `model`, so that its stages have operators. Rank-local. */
+enum hapt_status hapt_trainer_check(const struct hapt_plan *plan, const struct hapt_model *model,
+                                    enum hapt_trainer trainer, struct hapt_arena *arena);
+/* Writes the files of a plan that hapt_trainer_check accepts. *sentences gets those of "cannot", and a NULL.
+ * Rank-local. HAPT_ERR_IO, HAPT_ERR_MEMORY. */
 enum hapt_status hapt_emit_trainer(const struct hapt_plan *plan, const struct hapt_model *model,
                                    enum hapt_trainer trainer, const char *folder, struct hapt_arena *arena,
                                    const char ***sentences);

@@ -28,14 +28,14 @@ static enum hapt_status check_folder(const struct hapt_config *config)
     struct stat about;
     bool has_entries = false;
     if (!folder)
-        return hapt_fail(HAPT_ERR_USAGE, "give the folder for the traces: --output FOLDER", "--emit has no --output");
+        return hapt_fail(HAPT_ERR_USAGE, "give a folder for the files: --output FOLDER", "--emit has no --output");
     const bool exists = lstat(folder, &about) == 0;
     if (exists && !S_ISDIR(about.st_mode))
-        return hapt_fail(HAPT_ERR_USAGE, "with --emit, --output is the folder for the traces; give another name",
-                         "--output %s is %s", folder, S_ISLNK(about.st_mode) ? "a symbolic link" : "a file");
+        return hapt_fail(HAPT_ERR_USAGE, "with --emit, --output is a folder; give another name", "--output %s is %s",
+                         folder, S_ISLNK(about.st_mode) ? "a symbolic link" : "a file");
     HAPT_TRY(hapt_folder_list(folder, note_entry, &has_entries));
     if (has_entries && !hapt_config_bool(config, "overwrite"))
-        return hapt_fail(HAPT_ERR_USAGE, "give another folder, or --overwrite yes to replace the traces in it",
+        return hapt_fail(HAPT_ERR_USAGE, "give another folder, or --overwrite yes to replace such files in it",
                          "--output %s is a folder with files", folder);
     return exists ? hapt_folder_try(folder) : hapt_outputs_try_parent("output", folder);
 }
@@ -68,7 +68,7 @@ enum hapt_status hapt_emit_refuse_trainers(const struct hapt_config *config)
                      "--emit %s needs a model", hapt_config_text(config, "emit"));
 }
 
-/* *sentences: what another trainer cannot do, and a NULL; NULL: traces are written. */
+/* *sentences: limits of another trainer, and a NULL; NULL: traces are written. */
 static enum hapt_status write_own(const struct hapt_config *config, const struct hapt_plan *plan,
                                   const struct hapt_profile *profile, const struct hapt_model *model,
                                   struct hapt_arena *arena, const char ***sentences)
@@ -81,6 +81,7 @@ static enum hapt_status write_own(const struct hapt_config *config, const struct
     HAPT_ASSERT(known && (model || !trains));
     if (snprintf(folder, sizeof folder, "%s", hapt_config_text(config, "output")) >= (int)sizeof folder)
         return hapt_fail(HAPT_ERR_IO, "use a shorter path", "path too long: %.60s...", folder);
+    if (trains) HAPT_TRY(hapt_trainer_check(plan, model, trainer, arena)); /* before earlier files are removed */
     HAPT_TRY(hapt_folder_list(folder, remove_own, folder));
     if (trains) return hapt_emit_trainer(plan, model, trainer, folder, arena, sentences);
     return hapt_emit_write(plan, profile, format, folder);

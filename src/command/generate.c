@@ -8,11 +8,9 @@
 #include "json_print.h"
 
 const char hapt_command_generate_help[] =
-    "Continues each prompt of --prompt-tokens with the weights of --checkpoint, or else of the model file. The plan "
-    "is\n"
-    "--plan, or that of the checkpoint; it runs as in training, forward passes only. Each new token takes one pass "
-    "over\n"
-    "the last T tokens (T: the model's sequence), with positions that begin at 0; nothing is cached.\n"
+    "Continues each prompt of --prompt-tokens with the weights of --checkpoint, or else of the model file. The plan\n"
+    "is --plan, or that of the checkpoint; it runs as in training, forward passes only. Each new token takes one\n"
+    "pass over the last T tokens (T: the model's sequence), with positions that begin at 0; nothing is cached.\n"
     "\n"
     "The most likely token follows, or with --temperature one that is drawn (--draw-from, --seed). A draw depends on\n"
     "the seed, the number of the prompt and of the token, not on the plan, except where rounding decides.\n"

@@ -128,7 +128,7 @@ const char hapt_command_plan_help[] =
     "--output, instead of a plan file (hapt simulate --help describes the files; it emits an existing plan).\n"
     "--emit torchtitan|megatron|deepspeed writes TRAINER.json for another trainer: settings (the modules of each\n"
     "stage, or its layout), and cannot, sentences on what the trainer lacks. For torchtitan, schedule.csv is the\n"
-    "schedule for PyTorch's pipelining runtime. Stages must begin and end at blocks (--recompute all).\n"
+    "schedule for PyTorch's pipelining runtime. Stages must begin and end at blocks: --recompute all, or --stages.\n"
     "\n"
     "A plan file (--output) holds one row per stage in each table:\n"
     "  /stage_layers [S][2]            layers [first, end), counted from 0\n"

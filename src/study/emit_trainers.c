@@ -34,7 +34,8 @@ struct trainer_plan {
     struct hapt_arena *arena;
     int count;
     struct module *module; /* [count] in the graph's order */
-    bool tied;             /* a stage uses a module of another one */
+    bool *used;            /* [tensors] parameters of earlier operators */
+    bool tied;             /* a stage uses a parameter of another one */
     json_t *cannot;
 };
 
@@ -95,25 +96,26 @@ static void add(struct trainer_plan *of, const char *name, int stage, bool block
     module->block = block;
 }
 
-/* Adds the modules of an operator's parameters. A tied parameter belongs to its first stage; the operator that uses it
- * again is a module of its own. */
+/* Adds the modules of an operator's parameters. A tied parameter belongs to the stage of its first operator. The module
+ * of a later operator has that operator's name. */
 static enum hapt_status add_modules(struct trainer_plan *of, int stage, const struct hapt_op *op)
 {
     for (int i = 0; i < op->input_count; i++) {
         char name[MOST_NAME];
-        if (op->input[i] < 0) continue;
-        const struct hapt_tensor *tensor = &of->model->graph->tensor[op->input[i]];
-        if (tensor->kind != HAPT_TENSOR_PARAMETER) continue;
-        const bool block = module_of(tensor->name, name);
+        const int t = op->input[i];
+        if (t < 0 || of->model->graph->tensor[t].kind != HAPT_TENSOR_PARAMETER) continue;
+        const bool block = module_of(of->model->graph->tensor[t].name, name), tied = of->used[t];
         const struct module *known = find(of, name);
-        if (known && known->block && known->stage != stage)
-            return hapt_fail(HAPT_ERR_INPUT, "plan with --recompute all: stages then begin and end at blocks",
+        of->used[t] = true;
+        if (!known) add(of, name, stage, block);
+        if (!known || known->stage == stage) continue;
+        if (!tied || block)
+            return hapt_fail(HAPT_ERR_INPUT,
+                             "plan with --recompute all, where stages begin at repeated blocks, or give other --stages",
                              "stage %d begins inside %s, but %s cuts models between modules", stage, name,
                              trainer_name[of->trainer]);
-        if (!known) add(of, name, stage, block);
-        if (!known || known->block || strcmp(name, op->name) == 0) continue;
-        of->tied = of->tied || known->stage != stage;
-        if (strchr(op->name, '.') == NULL && !find(of, op->name)) add(of, op->name, stage, false);
+        of->tied = true;
+        if (!find(of, op->name)) add(of, op->name, stage, false);
     }
     return HAPT_OK;
 }
@@ -131,6 +133,7 @@ static enum hapt_status find_modules(struct trainer_plan *of)
 {
     const struct hapt_graph *graph = of->model->graph;
     HAPT_NEW(of->module, of->arena, graph->tensor_count + graph->op_count);
+    HAPT_NEW(of->used, of->arena, graph->tensor_count);
     for (int s = 0; s < of->plan->stage_count; s++) {
         const struct hapt_plan_stage *stage = &of->plan->stage[s];
         HAPT_ASSERT(stage->first_op >= 0 && stage->end_op <= graph->forward_count);
@@ -140,7 +143,8 @@ static enum hapt_status find_modules(struct trainer_plan *of)
             if (strstr(hapt_op_type_at(graph->op[op].type)->name, "attention")) note_attention(of, &graph->op[op]);
         }
         if (of->count == before)
-            return hapt_fail(HAPT_ERR_INPUT, "plan with --recompute all: stages then begin and end at blocks",
+            return hapt_fail(HAPT_ERR_INPUT,
+                             "plan with --recompute all, where stages begin at repeated blocks, or give other --stages",
                              "stage %d has no module of its own", s);
     }
     return HAPT_OK;
@@ -154,7 +158,7 @@ static json_t *modules_of(const struct trainer_plan *of, int stage)
     return list;
 }
 
-/* ---- What the trainer cannot express ---- */
+/* ---- Sentences on the limits of the trainer ---- */
 
 __attribute__((format(printf, 2, 3))) static void cannot(struct trainer_plan *of, const char *format, ...)
 {
@@ -236,6 +240,8 @@ static void name_losses(struct trainer_plan *of)
     list_of(of, launches_of, text, &unlike);
     if (!own_schedule && !loops && !is_1f1b(plan))
         cannot(of, "The stages launch %s forward passes before their first backward; %s runs 1F1B.", text, name);
+    if (of->trainer == HAPT_TRAINER_MEGATRON && loops && plan->schedule != HAPT_SCHEDULE_INTERLEAVED)
+        cannot(of, "The schedule is %s; megatron runs the interleaved one.", hapt_schedule_kind_name(plan->schedule));
     if (of->tied)
         cannot(of, "Stages share tied parameters, and the plan sums their gradients once a step; %s %s.", name,
                of->trainer == HAPT_TRAINER_TORCHTITAN ? "trains a copy in each stage"
@@ -316,7 +322,7 @@ static json_t *deepspeed(const struct trainer_plan *of)
     return json_pack("{s:i, s:o, s:o}", "num_stages", of->plan->submesh_count, "layers", layers, "parts", parts);
 }
 
-/* What the trainer cannot run at all. */
+/* Refuses a plan that the trainer cannot run at all. */
 static enum hapt_status check(const struct trainer_plan *of)
 {
     const struct hapt_plan *plan = of->plan;
@@ -348,8 +354,6 @@ static enum hapt_status write_all(struct trainer_plan *of, const char *folder)
 {
     struct emit_output output;
     char name[MOST_NAME];
-    HAPT_TRY(find_modules(of));
-    HAPT_TRY(check(of));
     name_losses(of);
     HAPT_TRY(hapt_folder_make(folder));
     if (of->trainer == HAPT_TRAINER_TORCHTITAN) {
@@ -359,8 +363,9 @@ static enum hapt_status write_all(struct trainer_plan *of, const char *folder)
     json_t *settings = of->trainer == HAPT_TRAINER_TORCHTITAN ? torchtitan(of)
                        : of->trainer == HAPT_TRAINER_MEGATRON ? megatron(of)
                                                               : deepspeed(of);
+    if (!settings) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for the plan of %s", trainer_name[of->trainer]);
     const int rows = of->plan->rows > 0 ? of->plan->rows : of->model->microbatch;
-    json_t *json = json_pack("{s:s, s:i, s:s, s:i, s:i, s:O, s:o*}", "format", "hapt-emitted-plan", "version", 1,
+    json_t *json = json_pack("{s:s, s:i, s:s, s:i, s:i, s:O, s:o}", "format", "hapt-emitted-plan", "version", 1,
                              "trainer", trainer_name[of->trainer], "microbatches", of->plan->microbatches,
                              "microbatch_rows", rows, "cannot", of->cannot, "settings", settings);
     if (!json) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for the plan of %s", trainer_name[of->trainer]);
@@ -375,12 +380,21 @@ static enum hapt_status write_all(struct trainer_plan *of, const char *folder)
     return status == HAPT_OK ? hapt_folder_sync(folder) : status;
 }
 
+enum hapt_status hapt_trainer_check(const struct hapt_plan *plan, const struct hapt_model *model,
+                                    enum hapt_trainer trainer, struct hapt_arena *arena)
+{
+    struct trainer_plan of = {.plan = plan, .model = model, .trainer = trainer, .arena = arena};
+    HAPT_TRY(find_modules(&of));
+    return check(&of);
+}
+
 enum hapt_status hapt_emit_trainer(const struct hapt_plan *plan, const struct hapt_model *model,
                                    enum hapt_trainer trainer, const char *folder, struct hapt_arena *arena,
                                    const char ***sentences)
 {
     struct trainer_plan of = {.plan = plan, .model = model, .trainer = trainer, .arena = arena, .cannot = json_array()};
-    enum hapt_status status = of.cannot ? write_all(&of, folder) : HAPT_ERR_MEMORY;
+    enum hapt_status status = of.cannot ? find_modules(&of) : HAPT_ERR_MEMORY;
+    if (status == HAPT_OK) status = write_all(&of, folder);
     const size_t count = json_array_size(of.cannot);
     *sentences = hapt_arena_alloc(arena, count + 1, sizeof **sentences);
     if (status == HAPT_OK && !*sentences) status = HAPT_ERR_MEMORY;

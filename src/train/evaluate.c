@@ -2,7 +2,6 @@
 #include "evaluate.h"
 
 #include "initial.h"
-#include "runtime.h"
 #include "validation.h"
 
 static enum hapt_status set_weights(struct worker *worker, const struct hapt_checkpoint *checkpoint)
@@ -54,13 +53,7 @@ enum hapt_status hapt_train_evaluate(const struct hapt_env *env, const struct ha
 {
     struct validation validation = {0};
     bool together = false;
-    struct worker worker = {.env = env,
-                            .cluster = cluster,
-                            .runtime = runtime_of(cluster),
-                            .model = model,
-                            .plan = plan,
-                            .arena = arena,
-                            .comm = MPI_COMM_NULL};
+    struct worker worker = worker_of(env, cluster, model, plan, arena);
     const enum hapt_status status = evaluate(&worker, &validation, checkpoint, config, &together, result);
     if (status == HAPT_ERR_COMM && !together) hapt_die(status); /* as in hapt_train_run */
     worker_release(&worker);

@@ -7,7 +7,6 @@
 #include "evaluate.h"
 #include "hapt/progress.h"
 #include "logits.h"
-#include "runtime.h"
 
 /* A class and its logit. */
 struct choice {
@@ -40,7 +39,7 @@ enum hapt_status hapt_train_may_generate(const struct hapt_model *model)
     bool attends = false;
     for (int op = 0; op < graph->forward_count && !why; op++) {
         const struct hapt_op *its = &graph->op[op];
-        const struct hapt_tensor *input = &graph->tensor[its->input[0]];
+        const struct hapt_tensor *input = &graph->tensor[its->input[0]]; /* every operator has one */
         const char *type = hapt_op_type_at(its->type)->name;
         const bool attention = strcmp(type, "attention") == 0 || strcmp(type, "grouped_attention") == 0;
         attends = attends || attention;
@@ -318,13 +317,7 @@ enum hapt_status hapt_train_generate(const struct hapt_env *env, const struct ha
                                      const struct hapt_checkpoint *checkpoint, const struct hapt_config *config,
                                      struct hapt_arena *arena, struct hapt_generation *generation)
 {
-    struct worker worker = {.env = env,
-                            .cluster = cluster,
-                            .runtime = runtime_of(cluster),
-                            .model = model,
-                            .plan = plan,
-                            .arena = arena,
-                            .comm = MPI_COMM_NULL};
+    struct worker worker = worker_of(env, cluster, model, plan, arena);
     struct generator generator = {.worker = &worker, .generation = generation};
     bool together = false;
     const enum hapt_status status = generate(&generator, checkpoint, config, &together);

@@ -650,13 +650,7 @@ enum hapt_status hapt_train_run(const struct hapt_env *env, const struct hapt_cl
                                 struct hapt_arena *arena, struct hapt_train_result **result)
 {
     struct run run = {.env = env, .plan = plan, .config = config, .arena = arena};
-    run.worker = (struct worker){.env = env,
-                                 .cluster = cluster,
-                                 .runtime = runtime_of(cluster),
-                                 .model = model,
-                                 .plan = plan,
-                                 .arena = arena,
-                                 .comm = MPI_COMM_NULL};
+    run.worker = worker_of(env, cluster, model, plan, arena);
     hapt_stop_defer(); /* until the end of a step */
     /* An agreement may wait for a slow disk, so it has a longer deadline than a message. */
     hapt_env_set_agree_timeout(10 * hapt_config_real(config, "timeout"));

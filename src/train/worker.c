@@ -459,6 +459,18 @@ static enum hapt_status reserve_buffers(struct worker *worker)
     return worker->row_buffer && worker->shard_buffer ? HAPT_OK : HAPT_ERR_MEMORY;
 }
 
+struct worker worker_of(const struct hapt_env *env, const struct hapt_cluster *cluster, const struct hapt_model *model,
+                        const struct hapt_plan *plan, struct hapt_arena *arena)
+{
+    return (struct worker){.env = env,
+                           .cluster = cluster,
+                           .runtime = runtime_of(cluster),
+                           .model = model,
+                           .plan = plan,
+                           .arena = arena,
+                           .comm = MPI_COMM_NULL};
+}
+
 enum hapt_status worker_build(struct worker *worker, const struct hapt_config *config, int state_count)
 {
     worker->comm = MPI_COMM_NULL;

@@ -123,6 +123,9 @@ double worker_agreement_timeout_s(const struct worker *worker);
 
 /* ---- Life: worker.c ---- */
 
+/* A worker that is not built yet. */
+struct worker worker_of(const struct hapt_env *env, const struct hapt_cluster *cluster, const struct hapt_model *model,
+                        const struct hapt_plan *plan, struct hapt_arena *arena);
 /* Places the plan on ranks and builds this rank's engines, without communication. Rank-local. */
 enum hapt_status worker_build(struct worker *worker, const struct hapt_config *config, int state_count);
 /* Creates communicators, communication thread and flows; connects the hosts of neighbouring stages and starts the

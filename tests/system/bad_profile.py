@@ -8,7 +8,8 @@ import subprocess
 
 import numpy as np
 
-from profiles import HAPT, LONG, MPIRUN, attribute, campaign, check, mixed, profile, put, refuses, replace, run
+from checking import HAPT, LONG, MPIRUN, check
+from profiles import attribute, campaign, mixed, profile, put, refuses, replace, run
 
 
 def table(name, **storage):

@@ -1,10 +1,13 @@
-"""What tests in Python share. Their arguments are HAPT and a folder for files; they end with `end()`."""
+"""Checks that tests in Python share. The program is in the environment, HAPT. The arguments of a test that uses `path` are the program and a
+folder for files. A test ends with `end()`."""
 import os
 import subprocess
 import sys
 
-HAPT, FOLDER = sys.argv[1:3]
-LONG = os.environ.get("HAPT_LONG", "0") != "0"
+HAPT = os.path.realpath(os.environ.get("HAPT", "build/hapt"))
+FOLDER = sys.argv[2] if len(sys.argv) > 2 else None
+LONG = os.environ.get("HAPT_LONG", "0") not in ("", "0")
+MPIRUN = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np"]
 checks = failures = 0
 
 
@@ -14,6 +17,7 @@ def check(good, what):
     if not good:
         failures += 1
         print("FAILED:", what)
+    return good
 
 
 def end():
@@ -26,7 +30,7 @@ def path(*parts):
 
 
 def run(*words, ranks=1):
-    command = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(ranks)] if ranks > 1 else []
+    command = MPIRUN + [str(ranks)] if ranks > 1 else []
     return subprocess.run(command + [HAPT, *map(str, words)], capture_output=True, text=True, timeout=240)
 
 

@@ -139,6 +139,10 @@ P
 refuses 3 'begins inside h.' 1 plan --input "$scratch/g.h5" --cluster "$scratch/four.json" --predict --microbatches 4 --layers-per-model ops \
     --stages "0-4@a:1x1,4-32@b:1x2" --emit torchtitan --output "$scratch/inside"
 check "nothing is written" [ ! -e "$scratch/inside" ]
+cp -r "$scratch/of-torchtitan" "$scratch/earlier"
+refuses 3 'begins inside h.' 1 plan --input "$scratch/g.h5" --cluster "$scratch/four.json" --predict --microbatches 4 --layers-per-model ops \
+    --stages "0-4@a:1x1,4-32@b:1x2" --emit torchtitan --overwrite --output "$scratch/earlier"
+check "earlier files stay" diff -r "$scratch/of-torchtitan" "$scratch/earlier"
 refuses 2 'needs a model' 1 plan --profile "$P" --microbatches 4 --emit megatron --output "$scratch/none"
 refuses 2 'needs a model' 1 simulate --plan "$plan" --emit deepspeed --output "$scratch/none"
 passes 1 model vgg --image 16 --classes 4 --microbatch 2 --output "$scratch/v.h5"

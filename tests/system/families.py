@@ -7,14 +7,12 @@ import glob
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 
 import h5py
 import numpy as np
 
-import profiles
-from profiles import HAPT, LONG, MPIRUN, check
+from checking import HAPT, LONG, MPIRUN, check, end
 
 OPTIONS = ["layers", "hidden", "heads", "kv_heads", "ffn", "sequence", "vocab", "tied_embeddings", "experts", "top_k", "image", "channels",
            "patch", "classes", "width", "stages", "pool"]
@@ -148,8 +146,7 @@ def campaign():
         family(path, scratch)
         shutil.rmtree(scratch)
     shutil.rmtree(made)
-    print(f"{profiles.checks} checks, {profiles.failures} failed")
-    sys.exit(profiles.failures > 0)
+    end()
 
 
 if __name__ == "__main__":

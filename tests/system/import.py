@@ -9,7 +9,7 @@ import struct
 import h5py
 import numpy as np
 
-from checking import FOLDER, LONG, check, end, path, run
+from checking import FOLDER, LONG, check, end, passes, path, run
 
 DATA = "tests/data/hf"
 FAMILIES = ["gemma3", "gpt2", "llama3", "mistral", "mixtral", "qwen2", "qwen3", "qwen3-moe", "bert", "vit", "dinov2"]
@@ -260,10 +260,10 @@ def frozen_weights_stay():
         model = imported("frozen", os.path.join(DATA, "mistral"), "--trainable", "model.layers.1.*", "--freeze", "*norm*")
         out = path("frozen-run")
         shutil.rmtree(out, ignore_errors=True)
-        run("--input", model, "--data", os.path.join(DATA, "mistral", "reference.h5"), *TRAINING, "--steps", "3", "--checkpoint-every", "3",
+        passes("--input", model, "--data", os.path.join(DATA, "mistral", "reference.h5"), *TRAINING, "--steps", "3", "--checkpoint-every", "3",
             "--learning-rate", "1e-2", "--output", out, ranks=ranks)
         shutil.rmtree(path("frozen-out"), ignore_errors=True)
-        run("export", "--checkpoint", out, "--format", "safetensors", "--output", path("frozen-out"))
+        passes("export", "--checkpoint", out, "--format", "safetensors", "--output", path("frozen-out"))
         after = weights_of(path("frozen-out"))
         for name in before:
             trains = name.startswith("model.layers.1.") and "norm" not in name

@@ -5,7 +5,8 @@ import math
 import h5py
 import numpy as np
 
-from profiles import campaign, check, mixed, profile, put, refuses, run
+from checking import check
+from profiles import campaign, mixed, profile, put, refuses, run
 
 def plan(path, *arguments, ranks=0):
     if not {"--stages", "--strategy", "--explain"} & set(arguments):

@@ -7,20 +7,7 @@ import tempfile
 import h5py
 import numpy as np
 
-HAPT = os.path.realpath(os.environ.get("HAPT", "build/hapt"))
-LONG = os.environ.get("HAPT_LONG", "0") not in ("", "0")
-MPIRUN = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np"]
-checks, failures = 0, 0
-
-
-def check(passed, what):
-    global checks, failures
-    checks += 1
-    if not passed:
-        failures += 1
-        print("failed:", what)
-    return passed
-
+from checking import HAPT, MPIRUN, check, end
 
 def run(*arguments, ranks=0):
     command = (MPIRUN + [str(ranks)] if ranks else []) + [HAPT, *arguments]
@@ -121,5 +108,4 @@ def campaign(*parts):
     finally:
         os.chdir("/")
         shutil.rmtree(folder)
-    print(f"{checks} checks, {failures} failed")
-    raise SystemExit(failures != 0)
+    end()

@@ -6,7 +6,8 @@ import re
 import h5py
 import numpy as np
 
-from profiles import campaign, check, refuses, run
+from checking import check
+from profiles import campaign, refuses, run
 
 
 def pair(path, seconds=(1.0, 1.0), size=1e6, bandwidth=4e6, latency=0.0, memory=(1e9, 1e9), nodes=(1, 1)):
