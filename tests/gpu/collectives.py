@@ -16,8 +16,8 @@ import numpy as np
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "system"))
 import processes  # noqa: E402
-import profiles  # noqa: E402
-from profiles import HAPT, LONG, MPIRUN, check  # noqa: E402
+import checking  # noqa: E402
+from checking import HAPT, LONG, MPIRUN, check  # noqa: E402
 
 if "HAPT_HOST_GPUS" in os.environ:
     os.environ["HAPT_HOST_GPUS"] = os.environ["HAPT_TEST_DEVICES"] = "4"
@@ -202,8 +202,7 @@ def campaign():
         if DEVICES > 1:
             stopped_rank(folder, models["gpt"], data, cluster(os.path.join(folder, "two.json"), [2]), f"0-{layers['gpt']}@g0:1x2")
     shutil.rmtree(folder)
-    print(f"{profiles.checks} checks, {profiles.failures} failed")
-    sys.exit(profiles.failures > 0)
+    checking.end()
 
 
 if __name__ == "__main__":

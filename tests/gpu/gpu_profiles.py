@@ -12,8 +12,9 @@ import numpy as np
 from figures import figure
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "system"))
-import profiles  # noqa: E402
-from profiles import LONG, check, run  # noqa: E402
+import checking  # noqa: E402
+from checking import LONG, check  # noqa: E402
+from profiles import run  # noqa: E402
 
 os.environ["HAPT_HOST_GPUS"] = "1"  # for tests/gpu/host
 GPU = not os.environ.get("HAPT_CUDA_PLUGIN", "").endswith("-host.so")
@@ -145,5 +146,4 @@ if hapt(0, "model", "gpt", *SIZES.split(), "--output", model_path)[0]:
         if part.__name__ in (sys.argv[1:] or [part.__name__]):
             part(scratch, model_path)
 shutil.rmtree(scratch)
-print(f"{profiles.checks} checks, {profiles.failures} failed")
-sys.exit(profiles.failures > 0)
+checking.end()

@@ -17,8 +17,8 @@ from figures import figure
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "system"))
 from families import OPTIONS, TRAINING, away, hapt  # noqa: E402
-import profiles  # noqa: E402
-from profiles import LONG, check  # noqa: E402
+import checking  # noqa: E402
+from checking import LONG, check  # noqa: E402
 
 BACKEND = os.environ.get("HAPT_TEST_BACKEND", "cuda")
 HOST = os.environ.get("HAPT_CUDA_PLUGIN", "").endswith("-host.so")
@@ -179,5 +179,4 @@ if not wanted or "hundred" in wanted:
     scratch = tempfile.mkdtemp()
     hundred(scratch)
     shutil.rmtree(scratch)
-print(f"{profiles.checks} checks, {profiles.failures} failed")
-sys.exit(profiles.failures > 0)
+checking.end()
