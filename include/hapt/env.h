@@ -136,6 +136,10 @@ bool hapt_first_line(const char *path, char *text, int size);
 /* Deterministic 64-bit hash (FNV-1a with a final mixer) and generator (splitmix64), for seeds, names and structures. */
 uint64_t hapt_hash(uint64_t seed, const void *data, size_t bytes);
 uint64_t hapt_hash_word(uint64_t seed, int64_t value); /* faster, for one number */
+/* The same as hapt_hash for bytes that come in parts. `bytes` of the end: their sum. */
+uint64_t hapt_hash_begin(uint64_t seed);
+uint64_t hapt_hash_add(uint64_t hash, const void *data, size_t bytes);
+uint64_t hapt_hash_end(uint64_t hash, size_t bytes);
 uint64_t hapt_random_next(uint64_t *state);
 double hapt_random_unit(uint64_t *state); /* [0, 1) */
 

@@ -64,6 +64,12 @@ const char *hapt_h5_path(const struct hapt_h5 *file);
 /* Datasets. Missing groups on the path are created. `units` is "" for pure numbers; NULL only for text. */
 enum hapt_status hapt_h5_write(struct hapt_h5 *file, const char *name, enum hapt_h5_type type, int dims,
                                const int64_t *shape, const void *data, const char *units);
+/* The same in parts: creates the dataset, then writes rows [first, first + count) of the leading dimension. Each row is
+ * written once. */
+enum hapt_status hapt_h5_write_begin(struct hapt_h5 *file, const char *name, enum hapt_h5_type type, int dims,
+                                     const int64_t *shape, const char *units);
+enum hapt_status hapt_h5_write_rows(struct hapt_h5 *file, const char *name, enum hapt_h5_type type, int64_t first,
+                                    int64_t count, const void *data);
 enum hapt_status hapt_h5_write_strings(struct hapt_h5 *file, const char *name, int64_t count, const char *const *text);
 
 bool hapt_h5_exists(struct hapt_h5 *file, const char *name);
@@ -85,6 +91,20 @@ enum hapt_status hapt_h5_read_rows(struct hapt_h5 *file, const char *name, enum 
                                    int64_t count, void *data);
 enum hapt_status hapt_h5_read_strings(struct hapt_h5 *file, const char *name, int64_t limit, struct hapt_arena *arena,
                                       int64_t *count, const char ***text);
+
+/* How a dataset lies in its file: in blocks of equal size, each with the elements that follow those of the previous
+ * one. The last block may be longer than what the shape leaves for it. */
+struct hapt_h5_blocks {
+    enum hapt_h5_type type; /* I32 also for uint32: the caller checks that values are below 2^31 */
+    int64_t elements;       /* of each block */
+    int64_t count;
+};
+/* False if the elements do not stand in the file as this machine reads them: compressed, of another byte order or type,
+ * in other files, or in chunks that divide rows of the leading dimension. */
+bool hapt_h5_find_blocks(struct hapt_h5 *file, const char *name, struct hapt_h5_blocks *blocks);
+/* offset[blocks->count]: where each block begins, bytes. False if a block is missing or reaches beyond `file_bytes`. */
+bool hapt_h5_block_offsets(struct hapt_h5 *file, const char *name, const struct hapt_h5_blocks *blocks,
+                           int64_t file_bytes, int64_t *offset);
 
 /* Attributes of a group or dataset ("/" is the root). */
 enum hapt_status hapt_h5_write_attribute_int(struct hapt_h5 *file, const char *object, const char *name, int64_t value);

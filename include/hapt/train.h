@@ -19,23 +19,32 @@
 
 /*
  * The rows of every step, readable by every rank: a stream of tokens or images sampled by seed and step, or exact
- * batches. The content of a row is independent of plan and ranks. One copy per node, in shared memory.
+ * batches. The content of a row is independent of plan and ranks. The file is mapped if its elements stand there as
+ * they are needed, and must then stay as it is; else there is one copy per node, in shared memory.
  */
 struct hapt_data;
 
+/* Which rows a run reads. */
+struct hapt_data_order {
+    int rows;      /* per step */
+    int64_t steps; /* in the run: exact batches need as many */
+    uint64_t seed; /* --data-seed */
+    bool epochs; /* each row of a stream once per epoch, in an order of its own; else rows are drawn with replacement */
+};
+
 /* Opens `path` (a data file, or a model file that contains data). Token models: /batches [step][row][T + 1], or
- * [step][row][T] with /targets of the same shape (-100: excluded from the loss), or /tokens [n]. Image models: /images
- * [step][row][C][H][W] and /labels [step][row], or a stream /images [n][C][H][W] and /labels [n]; bytes or floats. With
- * /mean [C] and /std [C] a pixel is (stored - mean) / std; without them a byte is divided by 255. `rows` per step;
- * `steps` in the run. HAPT_ERR_INPUT: wrong number or size of rows, too few steps, tokens outside the vocabulary,
- * labels outside the classes. Collective over env->world; ends in agreement. */
-enum hapt_status hapt_data_open(const struct hapt_env *env, const char *path, const struct hapt_model *model, int rows,
-                                int64_t steps, uint64_t seed, struct hapt_data **data);
-/* Checks form, rows, steps and the range of tokens and labels as hapt_data_open does; rows 0: as
- * hapt_data_open_held_out. Call early: a wrong file then fails before long work. Collective over env->world; ends in
- * agreement. */
-enum hapt_status hapt_data_check(const struct hapt_env *env, const char *path, const struct hapt_model *model, int rows,
-                                 int64_t steps);
+ * [step][row][T] with /targets of the same shape (-100: excluded from the loss), or /tokens [n], alone or with /targets
+ * [n]. Image models: /images [step][row][C][H][W] and /labels [step][row], or a stream /images [n][C][H][W] and /labels
+ * [n]; bytes or floats. With /mean [C] and /std [C] a pixel is (stored - mean) / std; without them a byte is divided by
+ * 255. HAPT_ERR_INPUT: wrong number or size of rows, too few steps, tokens outside the vocabulary, labels outside the
+ * classes, epochs of exact batches. Collective over env->world; ends in agreement. */
+enum hapt_status hapt_data_open(const struct hapt_env *env, const char *path, const struct hapt_model *model,
+                                const struct hapt_data_order *order, struct hapt_data **data);
+/* Checks form, rows, steps and the range of tokens and labels as hapt_data_open does; `order` NULL: as
+ * hapt_data_open_held_out. Call early: a wrong file then fails before long work. *rows (may be NULL): those of an
+ * epoch. Collective over env->world; ends in agreement. */
+enum hapt_status hapt_data_check(const struct hapt_env *env, const char *path, const struct hapt_model *model,
+                                 const struct hapt_data_order *order, int64_t *rows);
 /* Opens held-out data for validation. Its rows come in order, each of them once, `rows` per step: windows of T tokens
  * that follow each other, the images of a stream, or the rows of exact batches of any size. `most` > 0: at most so
  * many, evenly spaced. Behind the last one, rows have no targets. Collective over env->world; ends in agreement. */
@@ -48,7 +57,8 @@ void hapt_data_close(struct hapt_data *data);
  * images [count][C][H][W] fp32, labels [count] int32. */
 void hapt_data_read(const struct hapt_data *data, enum hapt_tensor_role role, int64_t step, int first, int count,
                     void *values);
-/* Number of targets in a step that count for the loss: the divisor of the loss sum. */
+/* Number of targets in a step that count for the loss: the divisor of the loss sum. 1 if a step of a stream has none:
+ * its loss is then 0. */
 int64_t hapt_data_targets(const struct hapt_data *data, int64_t step);
 
 /* Identity of the data, independent of the file name: equal identities mean the same rows at the same steps. */
@@ -57,8 +67,9 @@ struct hapt_data_identity {
     int64_t count;    /* tokens or images of a stream; exact batches: those of the steps done */
     int64_t checksum; /* of inputs and targets; of a stream above 64 MiB: of 64 KiB at regular intervals */
     int64_t seed;     /* --data-seed; 0 if it has no effect */
+    bool epochs;      /* each row once per epoch */
 };
-/* The identity after `steps` steps. Rank-local. */
+/* The identity after `steps` steps; of held-out data that of all rows that are read. Rank-local. */
 void hapt_data_identify(struct hapt_data *data, int64_t steps, struct hapt_data_identity *identity);
 
 /* ---- Edges: tensors from one chunk to another ---- */
@@ -221,15 +232,15 @@ enum hapt_status hapt_train_write(struct hapt_h5 *file, const struct hapt_train_
 /*
  * A folder checkpoints/step-N. shard-K.h5, one per stage, holds full tensors under their published names (/parameters,
  * /state0, /state1, fp32; for modelled devices a sample of them). manifest.h5 holds step, plan, options, history, the
- * identity of the data, size and checksum of each shard. The folder is written under a temporary name and renamed when
- * complete; older checkpoints are removed only then.
+ * identities of the data and of the held-out data, size and checksum of each shard. The folder is written under a
+ * temporary name and renamed when complete; older checkpoints are removed only then.
  */
 struct hapt_checkpoint {
     const char *path;
     int64_t step; /* steps done */
     struct hapt_plan *plan;
     struct hapt_history history;
-    struct hapt_data_identity data; /* kind "": not recorded */
+    struct hapt_data_identity data, held_out; /* kind "": not recorded */
     int state_count;
     bool sampled; /* written by --device emulated */
     int shard_count;
@@ -288,8 +299,8 @@ struct hapt_checkpoint_writer {
     bool sampled; /* emulated: only the first elements of each tensor */
     const struct hapt_plan *plan;
     const struct hapt_config *config;
-    const struct hapt_data_identity *data; /* NULL: unknown */
-    const struct hapt_attachments *files;  /* of the model; NULL: none */
+    const struct hapt_data_identity *data, *held_out; /* NULL or kind "": unknown */
+    const struct hapt_attachments *files;             /* of the model; NULL: none */
     enum hapt_status (*write_shard)(void *context, struct hapt_h5 *file);
     void *context;
 };
@@ -306,6 +317,10 @@ enum hapt_status hapt_train_resume(const struct hapt_env *env, struct hapt_confi
  * Collective; ends in agreement. */
 enum hapt_status hapt_train_check_data(const struct hapt_env *env, const struct hapt_config *config,
                                        const struct hapt_model *model);
+/* With --epochs: decides --steps, which are as many as the plan needs for so many epochs. HAPT_ERR_USAGE: --epochs
+ * contradicts other options, or there are no data. Collective; ends in agreement. */
+enum hapt_status hapt_train_settle_steps(const struct hapt_env *env, struct hapt_config *config,
+                                         const struct hapt_model *model, const struct hapt_plan *plan);
 /* HAPT_ERR_USAGE: options of validation that have no effect. Call before long work. Rank-local. */
 enum hapt_status hapt_train_check_validation(const struct hapt_config *config);
 /* HAPT_ERR_IO: a checkpoint is larger than the free space on the output folder's disk. Call before long work.

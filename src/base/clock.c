@@ -76,12 +76,26 @@ static uint64_t mix(uint64_t value)
     return value ^ (value >> 31);
 }
 
-uint64_t hapt_hash(uint64_t seed, const void *data, size_t bytes)
+uint64_t hapt_hash_begin(uint64_t seed)
+{
+    return 0xcbf29ce484222325u ^ mix(seed + 0x9e3779b97f4a7c15u);
+}
+
+uint64_t hapt_hash_add(uint64_t hash, const void *data, size_t bytes)
 {
     const unsigned char *byte = data;
-    uint64_t hash = 0xcbf29ce484222325u ^ mix(seed + 0x9e3779b97f4a7c15u);
     for (size_t i = 0; i < bytes; i++) hash = (hash ^ byte[i]) * 0x100000001b3u;
+    return hash;
+}
+
+uint64_t hapt_hash_end(uint64_t hash, size_t bytes)
+{
     return mix(hash ^ bytes);
+}
+
+uint64_t hapt_hash(uint64_t seed, const void *data, size_t bytes)
+{
+    return hapt_hash_end(hapt_hash_add(hapt_hash_begin(seed), data, bytes), bytes);
 }
 
 uint64_t hapt_hash_word(uint64_t seed, int64_t value)

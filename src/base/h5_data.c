@@ -78,6 +78,16 @@ enum hapt_status hapt_h5_write(struct hapt_h5 *file, const char *name, enum hapt
     return units ? hapt_h5_write_attribute_text(file, name, "units", units) : HAPT_OK;
 }
 
+enum hapt_status hapt_h5_write_begin(struct hapt_h5 *file, const char *name, enum hapt_h5_type type, int dims,
+                                     const int64_t *shape, const char *units)
+{
+    H5_HOLD_LOCK;
+    HAPT_ASSERT(dims >= 1 && dims <= HAPT_H5_MAX_DIMS);
+    const hid_t id = create(file, name, native(type), dims, shape);
+    const bool closed = id >= 0 && H5Dclose(id) >= 0;
+    return closed ? hapt_h5_write_attribute_text(file, name, "units", units) : hapt_h5_fail(file, "dataset", name);
+}
+
 enum hapt_status hapt_h5_write_strings(struct hapt_h5 *file, const char *name, int64_t count, const char *const *text)
 {
     H5_HOLD_LOCK;
@@ -97,6 +107,22 @@ enum hapt_status hapt_h5_write_strings(struct hapt_h5 *file, const char *name, i
     H5Tclose(type);
     free(table);
     return failed || !closed ? hapt_h5_fail(file, "dataset", name) : HAPT_OK;
+}
+
+/* Reads rows [first, first + count) of the leading dimension to `to`, or (NULL) writes them from `from`. */
+static bool move_rows(hid_t id, hid_t type, int dims, const int64_t *shape, int64_t first, int64_t count, void *to,
+                      const void *from)
+{
+    hsize_t start[HAPT_H5_MAX_DIMS] = {(hsize_t)first}, extent[HAPT_H5_MAX_DIMS] = {(hsize_t)count};
+    for (int i = 1; i < dims; i++) extent[i] = (hsize_t)shape[i];
+    const hid_t space = H5Dget_space(id), memory = H5Screate_simple(dims, extent, NULL);
+    bool moved =
+        space >= 0 && memory >= 0 && H5Sselect_hyperslab(space, H5S_SELECT_SET, start, NULL, extent, NULL) >= 0;
+    if (moved && to) moved = H5Dread(id, type, memory, space, H5P_DEFAULT, to) >= 0;
+    if (moved && !to) moved = H5Dwrite(id, type, memory, space, H5P_DEFAULT, from) >= 0;
+    if (memory >= 0) H5Sclose(memory);
+    if (space >= 0) H5Sclose(space);
+    return moved;
 }
 
 static enum hapt_status extent_of(struct hapt_h5 *file, hid_t id, const char *name, int *dims, int64_t *shape)
@@ -351,16 +377,9 @@ static enum hapt_status read_rows_open(struct hapt_h5 *file, hid_t id, const cha
     if (dims < 1 || first < 0 || count < 0 || first > shape[0] - count)
         return hapt_h5_fail_content(file, H5_HINT, "%s of %s has no rows %lld to %lld", name, file->path,
                                     (long long)first, (long long)(first + count));
-    hsize_t start[HAPT_H5_MAX_DIMS] = {(hsize_t)first}, extent[HAPT_H5_MAX_DIMS] = {(hsize_t)count};
-    for (int i = 1; i < dims; i++) extent[i] = (hsize_t)shape[i];
     if (count == 0) return HAPT_OK;
-    const hid_t space = H5Dget_space(id), memory = H5Screate_simple(dims, extent, NULL);
-    const bool failed = space < 0 || memory < 0 ||
-                        H5Sselect_hyperslab(space, H5S_SELECT_SET, start, NULL, extent, NULL) < 0 ||
-                        H5Dread(id, native(type), memory, space, H5P_DEFAULT, data) < 0;
-    if (memory >= 0) H5Sclose(memory);
-    if (space >= 0) H5Sclose(space);
-    return failed ? hapt_h5_fail(file, "dataset", name) : HAPT_OK;
+    return move_rows(id, native(type), dims, shape, first, count, data, NULL) ? HAPT_OK
+                                                                              : hapt_h5_fail(file, "dataset", name);
 }
 
 enum hapt_status hapt_h5_read_rows(struct hapt_h5 *file, const char *name, enum hapt_h5_type type, int64_t first,
@@ -372,6 +391,22 @@ enum hapt_status hapt_h5_read_rows(struct hapt_h5 *file, const char *name, enum 
     const enum hapt_status status = read_rows_open(file, id, name, type, first, count, data);
     H5Dclose(id);
     return status;
+}
+
+enum hapt_status hapt_h5_write_rows(struct hapt_h5 *file, const char *name, enum hapt_h5_type type, int64_t first,
+                                    int64_t count, const void *data)
+{
+    H5_HOLD_LOCK;
+    int dims;
+    int64_t shape[HAPT_H5_MAX_DIMS];
+    const hid_t id = H5Dopen2(file->id, name, H5P_DEFAULT);
+    if (id < 0) return hapt_h5_fail(file, "dataset", name);
+    enum hapt_status status = extent_of(file, id, name, &dims, shape);
+    if (status == HAPT_OK && count > 0 &&
+        (!move_rows(id, native(type), dims, shape, first, count, NULL, data) || file->error != 0))
+        status = hapt_h5_fail(file, "dataset", name);
+    const bool closed = H5Dclose(id) >= 0;
+    return closed || status != HAPT_OK ? status : hapt_h5_fail(file, "dataset", name);
 }
 
 /* Copies the strings of a dataset or attribute (`read` is the reader), of fixed or variable length, to the arena. */

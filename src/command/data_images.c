@@ -57,15 +57,16 @@ static void compute_channel_statistics(struct images *images)
     }
 }
 
-static enum hapt_status read_images(const struct hapt_config *config, struct hapt_arena *arena, struct images *images)
+static enum hapt_status read_images(const struct hapt_data_inputs *inputs, struct hapt_arena *arena,
+                                    struct images *images)
 {
-    const int files = hapt_config_word_count(config);
+    const int files = inputs->count;
     unsigned char **bytes;
     size_t *size, total = 0;
     HAPT_NEW(bytes, arena, files);
     HAPT_NEW(size, arena, files);
     for (int f = 0; f < files; f++) {
-        const char *path = hapt_config_word(config, f);
+        const char *path = inputs->path[f];
         HAPT_TRY(hapt_data_read_file(path, arena, &bytes[f], &size[f]));
         if (size[f] == 0 || size[f] % RECORD != 0) {
             return hapt_fail(HAPT_ERR_INPUT, "give CIFAR-10's binary version (data_batch_1.bin and so on)",
@@ -75,7 +76,7 @@ static enum hapt_status read_images(const struct hapt_config *config, struct hap
     }
     HAPT_NEW(images->pixel, arena, total * IMAGE);
     HAPT_NEW(images->label, arena, total);
-    for (int f = 0; f < files; f++) HAPT_TRY(append_records(hapt_config_word(config, f), bytes[f], size[f], images));
+    for (int f = 0; f < files; f++) HAPT_TRY(append_records(inputs->path[f], bytes[f], size[f], images));
     compute_channel_statistics(images);
     return HAPT_OK;
 }
@@ -99,12 +100,12 @@ static enum hapt_status print_json(const char *path, const struct images *images
     return hapt_json_print(root, "the data's", 0);
 }
 
-enum hapt_status hapt_data_make_images(const struct hapt_env *env, const struct hapt_config *config, const char *path,
-                                       struct hapt_arena *arena)
+enum hapt_status hapt_data_make_images(const struct hapt_env *env, const struct hapt_data_inputs *inputs,
+                                       const char *path, struct hapt_arena *arena)
 {
     struct images images = {0};
     struct hapt_h5 *file;
-    HAPT_TRY(read_images(config, arena, &images));
+    HAPT_TRY(read_images(inputs, arena, &images));
     HAPT_TRY(hapt_h5_create(path, "hapt-data", 1, &file));
     HAPT_TRY(hapt_h5_finish(file, write_datasets(file, &images)));
     if (env->quiet) return print_json(path, &images);

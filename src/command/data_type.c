@@ -87,6 +87,10 @@ enum hapt_status hapt_data_recognise(const char *path, const char **type)
     struct content content;
     int version;
     int64_t count;
+    if (hapt_data_is_megatron(path)) {
+        *type = "megatron";
+        return HAPT_OK;
+    }
     HAPT_TRY(read_content(path, &content));
     if (content.size == 0) return hapt_fail(HAPT_ERR_INPUT, "give a file with text or tokens", "%s is empty", path);
     if (hapt_data_is_llmc(content.head, content.head_bytes, &version, &count))

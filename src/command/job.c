@@ -100,6 +100,7 @@ static enum hapt_status run_job(struct hapt_env *env, struct hapt_config *config
     hapt_plan_print(env, planning->plan);
     HAPT_TRY(hapt_phase_rebatch(env, planning->plan, arena, &planning->model));
     HAPT_TRY(hapt_env_agree(env->world, check_global_batch(config, planning)));
+    HAPT_TRY(hapt_train_settle_steps(env, config, planning->model, planning->plan));
     HAPT_TRY(hapt_train_run(env, planning->cluster, planning->model, planning->plan, job->checkpoint, config, arena,
                             &job->result));
     const struct hapt_run run = {

@@ -70,6 +70,7 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
     HAPT_TRY(hapt_phase_plan_given(env, config, model, checkpoint, arena, &plan));
     HAPT_TRY(hapt_phase_rebatch(env, plan, arena, &model));
     plan->precision = model->precision;
+    HAPT_TRY(hapt_train_settle_steps(env, config, model, plan));
     HAPT_TRY(hapt_train_run(env, cluster, model, plan, checkpoint, config, arena, &result));
     const struct hapt_run finished = {
         .config = config, .cluster = cluster, .model = model, .plan = plan, .result = result};

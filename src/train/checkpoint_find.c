@@ -26,14 +26,26 @@ static enum hapt_status read_history(struct hapt_h5 *file, int64_t step, struct 
     return HAPT_OK;
 }
 
-static enum hapt_status read_data(struct hapt_h5 *file, struct hapt_arena *arena, struct hapt_data_identity *data)
+/* Without the group: kind "". */
+static enum hapt_status read_identity(struct hapt_h5 *file, const char *group, struct hapt_arena *arena,
+                                      struct hapt_data_identity *data)
 {
     const char *kind = "";
-    if (!hapt_h5_exists(file, "/data")) return HAPT_OK;
-    HAPT_TRY(hapt_h5_read_attribute_text(file, "/data", "kind", arena, &kind));
+    if (!hapt_h5_exists(file, group)) return HAPT_OK;
+    HAPT_TRY(hapt_h5_read_attribute_text(file, group, "kind", arena, &kind));
     snprintf(data->kind, sizeof data->kind, "%s", kind);
-    HAPT_TRY(hapt_h5_read_attribute_int(file, "/data", "count", &data->count));
-    HAPT_TRY(hapt_h5_read_attribute_int(file, "/data", "checksum", &data->checksum));
+    HAPT_TRY(hapt_h5_read_attribute_int(file, group, "count", &data->count));
+    return hapt_h5_read_attribute_int(file, group, "checksum", &data->checksum);
+}
+
+static enum hapt_status read_data(struct hapt_h5 *file, struct hapt_arena *arena, struct hapt_data_identity *data)
+{
+    HAPT_TRY(read_identity(file, "/data", arena, data));
+    if (!hapt_h5_exists(file, "/data")) return HAPT_OK;
+    int64_t epochs = 0; /* files of earlier versions have none */
+    if (hapt_h5_has_attribute(file, "/data", "epochs"))
+        HAPT_TRY(hapt_h5_read_attribute_int(file, "/data", "epochs", &epochs));
+    data->epochs = epochs != 0;
     return hapt_h5_read_attribute_int(file, "/data", "seed", &data->seed);
 }
 
@@ -80,6 +92,7 @@ static enum hapt_status read_manifest(const char *path, struct hapt_arena *arena
     if (status == HAPT_OK) status = read_tables(file, arena, made);
     if (status == HAPT_OK) status = read_history(file, made->step, arena, &made->history);
     if (status == HAPT_OK) status = read_data(file, arena, &made->data);
+    if (status == HAPT_OK) status = read_identity(file, "/held_out", arena, &made->held_out);
     if (status == HAPT_OK) status = hapt_plan_read(file, "/plan", arena, &made->plan);
     hapt_h5_close(file);
     if (status == HAPT_OK) *checkpoint = made;

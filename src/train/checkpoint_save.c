@@ -268,13 +268,19 @@ static enum hapt_status write_history(struct hapt_h5 *file, const struct hapt_hi
     return hapt_h5_write(file, "/history/step_time", HAPT_H5_F64, 1, shape, history->time_s, "s");
 }
 
+static enum hapt_status write_identity(struct hapt_h5 *file, const char *group, const struct hapt_data_identity *data)
+{
+    HAPT_TRY(hapt_h5_write_attribute_text(file, group, "kind", data->kind));
+    HAPT_TRY(hapt_h5_write_attribute_int(file, group, "count", data->count));
+    return hapt_h5_write_attribute_int(file, group, "checksum", data->checksum);
+}
+
 /* The data, and the position in them. Rows are functions of seed and step, so this is the complete random state. */
 static enum hapt_status write_data(struct hapt_h5 *file, const struct hapt_data_identity *data, int64_t step)
 {
-    HAPT_TRY(hapt_h5_write_attribute_text(file, "/data", "kind", data->kind));
-    HAPT_TRY(hapt_h5_write_attribute_int(file, "/data", "count", data->count));
-    HAPT_TRY(hapt_h5_write_attribute_int(file, "/data", "checksum", data->checksum));
+    HAPT_TRY(write_identity(file, "/data", data));
     HAPT_TRY(hapt_h5_write_attribute_int(file, "/data", "seed", data->seed));
+    if (data->epochs) HAPT_TRY(hapt_h5_write_attribute_int(file, "/data", "epochs", 1));
     return hapt_h5_write_attribute_int(file, "/data", "next_step", step);
 }
 
@@ -298,6 +304,7 @@ static enum hapt_status fill_manifest(struct hapt_h5 *file, const struct hapt_ch
     HAPT_TRY(hapt_h5_write_strings(file, "/option_value", options->count, options->value));
     HAPT_TRY(write_history(file, history));
     if (writer->data) HAPT_TRY(write_data(file, writer->data, step));
+    if (writer->held_out && writer->held_out->kind[0]) HAPT_TRY(write_identity(file, "/held_out", writer->held_out));
     if (writer->files) HAPT_TRY(hapt_attachments_write(file, writer->files));
     return hapt_plan_write(file, "/plan", writer->plan);
 }

@@ -7,18 +7,21 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
+#include "data_order.h"
 #include "hapt/progress.h"
 
 struct hapt_data {
     struct data_layout layout;
     struct data_memory memory;
-    int rows; /* per step */
-    uint64_t seed;
+    struct data_column inputs, targets;
+    struct hapt_data_order order;
     struct {
         int64_t all, used; /* rows of the file, and those that are read; 0: the data are not held out */
     } held_out;
     struct hapt_shared *shared; /* NULL: not reserved */
+    const char *mapped;         /* the file; NULL: not mapped */
     void *own;                  /* data_of_rows: this rank's memory */
     struct {
         int64_t steps;
@@ -26,39 +29,60 @@ struct hapt_data {
     } known; /* exact batches: identified so far */
 };
 
-static size_t rounded(int64_t elements, size_t size)
-{
-    return hapt_align((size_t)elements * size);
-}
-
-static size_t input_bytes(const struct data_layout *layout)
+static size_t element_bytes(enum hapt_h5_type type)
 {
     static const size_t bytes[] = {[HAPT_H5_U8] = 1, [HAPT_H5_U16] = 2, [HAPT_H5_I32] = 4, [HAPT_H5_F32] = 4};
-    return bytes[layout->type];
+    return bytes[type];
 }
 
-/* Reserves one block per node and divides it into the parts of `memory`. */
-static enum hapt_status reserve(const struct hapt_env *env, struct hapt_data *data)
+/* A part of a block of memory of which *used bytes are taken; NULL if it is empty, or if there is no block yet. */
+static void *take(char *block, size_t *used, int64_t elements, size_t size)
+{
+    char *const start = block && elements > 0 ? block + *used : NULL;
+    *used += hapt_align((size_t)elements * size);
+    return start;
+}
+
+/* Divides a block of memory into the parts of `memory`. Returns the size of the block, which may be NULL. */
+static size_t divide(const struct data_layout *layout, char *block, struct data_memory *memory)
+{
+    const int64_t inputs = layout->inputs.blocks > 0 ? 0 : layout->units * layout->unit_inputs,
+                  targets = layout->targets.blocks > 0 ? 0 : layout->units * layout->unit_targets;
+    size_t used = 0;
+    memory->inputs = take(block, &used, inputs, element_bytes(layout->type));
+    memory->targets = take(block, &used, targets, sizeof(int32_t));
+    memory->input_offset = take(block, &used, layout->inputs.blocks, sizeof(int64_t));
+    memory->target_offset = take(block, &used, layout->targets.blocks, sizeof(int64_t));
+    memory->target_count = take(block, &used, data_target_counts(layout), sizeof(int64_t));
+    memory->mean = take(block, &used, layout->channels, sizeof(float));
+    memory->std = take(block, &used, layout->channels, sizeof(float));
+    return used;
+}
+
+static struct data_column column(const struct data_store *store, const void *copy, const char *mapped,
+                                 const int64_t *offset)
+{
+    const bool in_file = store->blocks > 0;
+    return (struct data_column){store->type, store->block, in_file ? mapped : copy, in_file ? offset : NULL};
+}
+
+/* Reserves one block per node, and maps the file if it stays there. */
+static enum hapt_status reserve(const struct hapt_env *env, const char *path, struct hapt_data *data)
 {
     const struct data_layout *layout = &data->layout;
-    const bool counted = !layout->shifted && !layout->images;
-    const size_t inputs = rounded(layout->units * layout->unit_inputs, input_bytes(layout)),
-                 targets = rounded(layout->units * layout->unit_targets, sizeof(int32_t)),
-                 counts = counted ? rounded(layout->units, sizeof(int64_t)) : 0,
-                 scales = rounded(layout->channels, sizeof(float));
-    HAPT_TRY(hapt_shared_create(env, inputs + targets + counts + 2 * scales, &data->shared));
-    char *at = hapt_shared_memory(data->shared);
-    data->memory = (struct data_memory){.inputs = at,
-                                        .targets = layout->shifted ? NULL : (int32_t *)(at + inputs),
-                                        .target_count = counted ? (int64_t *)(at + inputs + targets) : NULL,
-                                        .mean = (float *)(at + inputs + targets + counts),
-                                        .std = (float *)(at + inputs + targets + counts + scales)};
+    struct data_memory *memory = &data->memory;
+    HAPT_TRY(hapt_shared_create(env, divide(layout, NULL, memory), &data->shared));
+    divide(layout, hapt_shared_memory(data->shared), memory);
+    if (layout->inputs.blocks + layout->targets.blocks > 0 && !data_map(path, layout, &data->mapped))
+        return hapt_fail(HAPT_ERR_IO, "do not change the file while it is read", "cannot map %s", path);
+    data->inputs = column(&layout->inputs, memory->inputs, data->mapped, memory->input_offset);
+    data->targets = column(&layout->targets, memory->targets, data->mapped, memory->target_offset);
     return HAPT_OK;
 }
 
-/* exact_rows: of a batch of exact data; 0: any. */
+/* order NULL: all rows, in any number per batch. */
 static enum hapt_status load(const struct hapt_env *env, const char *path, const struct hapt_model *model,
-                             int exact_rows, int64_t steps, struct hapt_data **data)
+                             const struct hapt_data_order *order, struct hapt_data **data)
 {
     struct hapt_h5 *file = NULL;
     struct data_layout layout = {0};
@@ -68,13 +92,14 @@ static enum hapt_status load(const struct hapt_env *env, const char *path, const
     enum hapt_status status = made ? HAPT_OK : hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for data");
     if (status == HAPT_OK && env->node_rank == 0) {
         status = hapt_h5_open(path, NULL, 1, true, &file);
-        if (status == HAPT_OK) status = data_layout_find(file, model, exact_rows, steps, &layout);
+        if (status == HAPT_OK) status = data_layout_find(file, model, order, &layout);
     }
     status = hapt_env_agree(env->world, status);
     if (status == HAPT_OK) {
         MPI_Bcast(&layout, (int)sizeof layout, MPI_BYTE, 0, env->node);
         *made = (struct hapt_data){.layout = layout};
-        status = hapt_env_agree(env->world, reserve(env, made));
+        if (order) made->order = *order;
+        status = hapt_env_agree(env->world, reserve(env, path, made));
     }
     if (status == HAPT_OK)
         status = hapt_env_agree(env->world, env->node_rank == 0 ? data_fill(file, &layout, &made->memory) : HAPT_OK);
@@ -89,25 +114,19 @@ static enum hapt_status load(const struct hapt_env *env, const char *path, const
     return HAPT_OK;
 }
 
-enum hapt_status hapt_data_open(const struct hapt_env *env, const char *path, const struct hapt_model *model, int rows,
-                                int64_t steps, uint64_t seed, struct hapt_data **data)
+enum hapt_status hapt_data_open(const struct hapt_env *env, const char *path, const struct hapt_model *model,
+                                const struct hapt_data_order *order, struct hapt_data **data)
 {
-    HAPT_TRY(load(env, path, model, rows, steps, data));
-    (*data)->rows = rows;
-    (*data)->seed = seed;
-    return HAPT_OK;
+    return load(env, path, model, order, data);
 }
 
 enum hapt_status hapt_data_open_held_out(const struct hapt_env *env, const char *path, const struct hapt_model *model,
                                          int rows, int64_t most, struct hapt_data **data)
 {
     struct hapt_data *made;
-    HAPT_TRY(load(env, path, model, 0, 0, &made));
-    const struct data_layout *layout = &made->layout;
-    const int64_t all = layout->exact    ? layout->units * (layout->unit_inputs / layout->stride)
-                        : layout->images ? layout->units
-                                         : (layout->units - 1) / layout->width;
-    made->rows = rows;
+    HAPT_TRY(load(env, path, model, NULL, &made));
+    const int64_t all = data_layout_rows(&made->layout);
+    made->order.rows = rows;
     made->held_out.all = all;
     made->held_out.used = most > 0 && most < all ? most : all;
     if (all > 0) {
@@ -127,7 +146,7 @@ enum hapt_status data_of_rows(int rows, int64_t width, struct hapt_data **data, 
         free(tokens);
         return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for %d rows of tokens", rows);
     }
-    *made = (struct hapt_data){.rows = rows,
+    *made = (struct hapt_data){.order.rows = rows,
                                .layout = {.exact = true,
                                           .shifted = true,
                                           .type = HAPT_H5_I32,
@@ -136,7 +155,7 @@ enum hapt_status data_of_rows(int rows, int64_t width, struct hapt_data **data, 
                                           .width = width,
                                           .target_width = width,
                                           .stride = width + 1},
-                               .memory.inputs = tokens,
+                               .inputs = {.type = HAPT_H5_I32, .base = (const char *)tokens},
                                .own = tokens};
     *data = made;
     *row = tokens;
@@ -148,8 +167,8 @@ int64_t hapt_data_held_out_rows(const struct hapt_data *data)
     return data->held_out.used;
 }
 
-enum hapt_status hapt_data_check(const struct hapt_env *env, const char *path, const struct hapt_model *model, int rows,
-                                 int64_t steps)
+enum hapt_status hapt_data_check(const struct hapt_env *env, const char *path, const struct hapt_model *model,
+                                 const struct hapt_data_order *order, int64_t *rows)
 {
     struct hapt_h5 *file = NULL;
     struct data_layout layout = {0};
@@ -158,18 +177,23 @@ enum hapt_status hapt_data_check(const struct hapt_env *env, const char *path, c
     hapt_progress_init(&progress, env, "checking data", 0);
     if (env->node_rank == 0) {
         status = hapt_h5_open(path, NULL, 1, true, &file);
-        if (status == HAPT_OK) status = data_layout_find(file, model, rows, steps, &layout);
+        if (status == HAPT_OK) status = data_layout_find(file, model, order, &layout);
         if (status == HAPT_OK) status = data_check_values(file, &layout);
         hapt_h5_close(file);
     }
     hapt_progress_release(&progress);
-    return hapt_env_agree(env->world, status);
+    HAPT_TRY(hapt_env_agree(env->world, status));
+    int64_t found = env->node_rank == 0 ? data_layout_rows(&layout) : 0;
+    MPI_Bcast(&found, 1, MPI_INT64_T, 0, env->node);
+    if (rows) *rows = found;
+    return HAPT_OK;
 }
 
 void hapt_data_close(struct hapt_data *data)
 {
     if (!data) return;
     hapt_shared_release(data->shared);
+    if (data->mapped) munmap((void *)data->mapped, (size_t)data->layout.file_bytes);
     free(data->own);
     free(data);
 }
@@ -177,7 +201,7 @@ void hapt_data_close(struct hapt_data *data)
 /* The number of a row among those of held-out data that are read, and whether it is one of them. */
 static bool is_held_out(const struct hapt_data *data, int64_t step, int row, int64_t *number)
 {
-    *number = step * data->rows + row;
+    *number = step * data->order.rows + row;
     return *number < data->held_out.used;
 }
 
@@ -192,45 +216,50 @@ static int64_t held_out_start(const struct hapt_data *data, int64_t step, int ro
     return number * (layout->exact || layout->images ? layout->stride : layout->width);
 }
 
-/* Offset of a row in the inputs. Targets that are not shifted inputs start at (offset / stride) * target_width. */
+/* Each row once per epoch. What is left of a stream when it is cut into rows moves the cuts, differently each epoch. */
+static int64_t epoch_start(const struct hapt_data *data, int64_t number)
+{
+    const struct data_layout *layout = &data->layout;
+    const int64_t rows = data_layout_rows(layout), epoch = number / rows;
+    const int64_t place = data_order_row(data->order.seed, epoch, rows, number % rows);
+    if (layout->images) return place * layout->stride;
+    const int64_t left = layout->units - layout->shifted - rows * layout->width;
+    const uint64_t shift = hapt_hash_word(~data->order.seed, epoch) % (uint64_t)(left + 1);
+    return place * layout->width + (int64_t)shift;
+}
+
+/* Offset of a row in the inputs. */
 static int64_t row_start(const struct hapt_data *data, int64_t step, int row)
 {
     const struct data_layout *layout = &data->layout;
     if (data->held_out.used > 0) return held_out_start(data, step, row);
-    if (layout->exact) return (step * data->rows + row) * layout->stride;
+    if (layout->exact) return (step * data->order.rows + row) * layout->stride;
+    if (data->order.epochs) return epoch_start(data, step * data->order.rows + row);
     const int64_t key[2] = {step, row};
-    const int64_t starts = layout->images ? layout->units : layout->units - layout->width;
-    return (int64_t)(hapt_hash(data->seed, key, sizeof key) % (uint64_t)starts) * layout->stride;
+    const int64_t starts = layout->images ? layout->units : layout->units - layout->width + !layout->shifted;
+    return (int64_t)(hapt_hash(data->order.seed, key, sizeof key) % (uint64_t)starts) * layout->stride;
 }
 
 static void copy_tokens(const struct hapt_data *data, int64_t first, int32_t *to)
 {
-    const int64_t width = data->layout.width;
-    if (data->layout.type == HAPT_H5_I32) {
-        memcpy(to, (const int32_t *)data->memory.inputs + first, (size_t)width * sizeof *to);
-        return;
-    }
-    const uint16_t *from = (const uint16_t *)data->memory.inputs + first;
-    for (int64_t i = 0; i < width; i++) to[i] = from[i];
+    data_column_read(&data->inputs, HAPT_H5_I32, first, data->layout.width, to);
 }
 
 static void copy_image(const struct hapt_data *data, int64_t first, float *to)
 {
     const struct data_layout *layout = &data->layout;
     const int64_t pixels = layout->width / layout->channels;
-    const uint8_t *narrow = (const uint8_t *)data->memory.inputs + first;
-    const float *wide = (const float *)data->memory.inputs + first;
+    data_column_read(&data->inputs, HAPT_H5_F32, first, layout->width, to);
     for (int64_t c = 0; c < layout->channels; c++) {
         const float mean = data->memory.mean[c], std = data->memory.std[c];
-        for (int64_t i = c * pixels; i < (c + 1) * pixels; i++)
-            to[i] = ((layout->type == HAPT_H5_U8 ? (float)narrow[i] : wide[i]) - mean) / std;
+        for (int64_t i = c * pixels; i < (c + 1) * pixels; i++) to[i] = (to[i] - mean) / std;
     }
 }
 
-/* The targets of a row that starts at `start`, if they are not shifted inputs. */
-static const int32_t *targets_of(const struct hapt_data *data, int64_t start)
+/* The first target of a row that starts at `start`, if they are not shifted inputs. */
+static int64_t target_start(const struct hapt_data *data, int64_t start)
 {
-    return data->memory.targets + start / data->layout.stride * data->layout.target_width;
+    return start / data->layout.stride * data->layout.target_stride;
 }
 
 static void copy_targets(const struct hapt_data *data, int64_t step, int row, int32_t *to)
@@ -243,7 +272,7 @@ static void copy_targets(const struct hapt_data *data, int64_t step, int row, in
     else if (layout->shifted)
         copy_tokens(data, start + 1, to);
     else
-        memcpy(to, targets_of(data, start), (size_t)width * sizeof *to);
+        data_column_read(&data->targets, HAPT_H5_I32, target_start(data, start), width, to);
 }
 
 void hapt_data_read(const struct hapt_data *data, enum hapt_tensor_role role, int64_t step, int first, int count,
@@ -251,7 +280,7 @@ void hapt_data_read(const struct hapt_data *data, enum hapt_tensor_role role, in
 {
     const struct data_layout *layout = &data->layout;
     const bool exists = !layout->exact || step < layout->units || data->held_out.used > 0;
-    HAPT_ASSERT(first >= 0 && first + count <= data->rows && exists);
+    HAPT_ASSERT(first >= 0 && first + count <= data->order.rows && exists);
     for (int r = 0; r < count; r++) {
         const int64_t start = row_start(data, step, first + r);
         switch (role) {
@@ -265,33 +294,78 @@ void hapt_data_read(const struct hapt_data *data, enum hapt_tensor_role role, in
     }
 }
 
-static int64_t held_out_targets(const struct hapt_data *data, int64_t step)
+/* Targets in [first, first + count) that are not excluded. */
+static int64_t count_targets(const struct hapt_data *data, int64_t first, int64_t count)
+{
+    int32_t target[DATA_COUNT_UNITS];
+    int64_t counted = 0;
+    for (int64_t done = 0, part; done < count; done += part) {
+        part = count - done < DATA_COUNT_UNITS ? count - done : DATA_COUNT_UNITS;
+        data_column_read(&data->targets, HAPT_H5_I32, first + done, part, target);
+        for (int64_t i = 0; i < part; i++) counted += target[i] != DATA_IGNORED;
+    }
+    return counted;
+}
+
+/* Targets of a stream before `end`. */
+static int64_t targets_before(const struct hapt_data *data, int64_t end)
+{
+    const int64_t block = end / DATA_COUNT_UNITS, first = block * DATA_COUNT_UNITS;
+    if (first == end && end == data->layout.units) /* there is no count behind the last block */
+        return data->memory.target_count[block - 1] + count_targets(data, first - DATA_COUNT_UNITS, DATA_COUNT_UNITS);
+    return data->memory.target_count[block] + count_targets(data, first, end - first);
+}
+
+static int64_t row_targets(const struct hapt_data *data, int64_t start)
 {
     const struct data_layout *layout = &data->layout;
-    int64_t count = 0, number;
-    for (int row = 0; row < data->rows && is_held_out(data, step, row, &number); row++) {
-        const int32_t *target = layout->shifted ? NULL : targets_of(data, held_out_start(data, step, row));
-        for (int64_t i = 0; i < layout->target_width; i++) count += !target || target[i] != DATA_IGNORED;
-    }
-    return count;
+    if (layout->shifted || layout->images) return layout->target_width;
+    if (layout->exact) return count_targets(data, target_start(data, start), layout->target_width);
+    return targets_before(data, start + layout->width) - targets_before(data, start);
 }
 
 int64_t hapt_data_targets(const struct hapt_data *data, int64_t step)
 {
-    if (data->held_out.used > 0) return held_out_targets(data, step);
-    if (data->memory.target_count) return data->memory.target_count[step];
-    return data->rows * data->layout.target_width;
+    const struct data_layout *layout = &data->layout;
+    const bool held_out = data->held_out.used > 0;
+    int64_t count = 0, number;
+    if (!held_out && layout->exact && data->memory.target_count) return data->memory.target_count[step];
+    if (!held_out && (layout->shifted || layout->images)) return data->order.rows * layout->target_width;
+    for (int row = 0; row < data->order.rows; row++)
+        if (!held_out || is_held_out(data, step, row, &number)) count += row_targets(data, row_start(data, step, row));
+    return held_out || count > 0 ? count : 1;
 }
 
 enum { SAMPLE_BLOCK = 1 << 16, SAMPLE_BLOCKS = 1 << 10 };
 
-/* Hashes all bytes, or evenly spaced blocks of large data. */
-static uint64_t hash_sample(uint64_t seed, const void *memory, size_t bytes)
+/* Hashes the bytes [first, first + bytes) of the column's elements as `type`. */
+static uint64_t hash_part(uint64_t hash, const struct data_column *column, enum hapt_h5_type type, size_t first,
+                          size_t bytes)
 {
-    const char *at = memory;
-    if (bytes <= (size_t)SAMPLE_BLOCK * SAMPLE_BLOCKS) return hapt_hash(seed, at, bytes);
+    const size_t size = element_bytes(type);
+    char part[4096];
+    for (size_t done = 0, used; done < bytes; done += used) {
+        const size_t at = first + done, cut = at % size;
+        used = bytes - done < sizeof part - cut - size ? bytes - done : sizeof part - cut - size;
+        data_column_read(column, type, (int64_t)(at / size), (int64_t)((cut + used + size - 1) / size), part);
+        hash = hapt_hash_add(hash, part + cut, used);
+    }
+    return hash;
+}
+
+static uint64_t hash_column(uint64_t seed, const struct data_column *column, enum hapt_h5_type type, size_t first,
+                            size_t bytes)
+{
+    return hapt_hash_end(hash_part(hapt_hash_begin(seed), column, type, first, bytes), bytes);
+}
+
+/* Hashes all bytes, or evenly spaced blocks of large data. */
+static uint64_t hash_sample(uint64_t seed, const struct data_column *column, enum hapt_h5_type type, int64_t elements)
+{
+    const size_t bytes = (size_t)elements * element_bytes(type);
+    if (bytes <= (size_t)SAMPLE_BLOCK * SAMPLE_BLOCKS) return hash_column(seed, column, type, 0, bytes);
     const size_t stride = (bytes - SAMPLE_BLOCK) / (SAMPLE_BLOCKS - 1);
-    for (size_t i = 0; i < SAMPLE_BLOCKS; i++) seed = hapt_hash(seed, at + i * stride, SAMPLE_BLOCK);
+    for (size_t i = 0; i < SAMPLE_BLOCKS; i++) seed = hash_column(seed, column, type, i * stride, SAMPLE_BLOCK);
     return seed;
 }
 
@@ -299,15 +373,14 @@ static uint64_t hash_sample(uint64_t seed, const void *memory, size_t bytes)
 static uint64_t hash_batches(struct hapt_data *data, int64_t steps)
 {
     const struct data_layout *layout = &data->layout;
-    const size_t inputs = (size_t)layout->unit_inputs * input_bytes(layout),
+    const size_t inputs = (size_t)layout->unit_inputs * element_bytes(layout->type),
                  targets = (size_t)layout->unit_targets * sizeof(int32_t);
     if (steps < data->known.steps) data->known.steps = 0, data->known.hash = 0;
     for (; data->known.steps < steps && data->known.steps < layout->units; data->known.steps++) {
         const size_t step = (size_t)data->known.steps;
-        data->known.hash = hapt_hash(data->known.hash, (const char *)data->memory.inputs + step * inputs, inputs);
+        data->known.hash = hash_column(data->known.hash, &data->inputs, layout->type, step * inputs, inputs);
         if (targets > 0)
-            data->known.hash =
-                hapt_hash(data->known.hash, (const char *)data->memory.targets + step * targets, targets);
+            data->known.hash = hash_column(data->known.hash, &data->targets, HAPT_H5_I32, step * targets, targets);
     }
     return data->known.hash;
 }
@@ -315,8 +388,11 @@ static uint64_t hash_batches(struct hapt_data *data, int64_t steps)
 void hapt_data_identify(struct hapt_data *data, int64_t steps, struct hapt_data_identity *identity)
 {
     const struct data_layout *layout = &data->layout;
+    const bool held_out = data->held_out.used > 0;
+    if (held_out) steps = layout->units;
     *identity = (struct hapt_data_identity){.count = layout->exact ? steps : layout->units,
-                                            .seed = layout->exact ? 0 : (int64_t)data->seed};
+                                            .seed = layout->exact ? 0 : (int64_t)data->order.seed,
+                                            .epochs = data->order.epochs};
     snprintf(identity->kind, sizeof identity->kind, "%s%s", layout->images ? (layout->exact ? "image " : "images") : "",
              layout->exact    ? "batches"
              : layout->images ? ""
@@ -325,10 +401,9 @@ void hapt_data_identify(struct hapt_data *data, int64_t steps, struct hapt_data_
     if (layout->exact) {
         hash = hash_batches(data, steps);
     } else if (data->known.steps == 0) { /* only once */
-        hash = hash_sample(0, data->memory.inputs, (size_t)(layout->units * layout->unit_inputs) * input_bytes(layout));
+        hash = hash_sample(0, &data->inputs, layout->type, layout->units * layout->unit_inputs);
         if (!layout->shifted)
-            hash = hash_sample(hash, data->memory.targets,
-                               (size_t)(layout->units * layout->unit_targets) * sizeof(int32_t));
+            hash = hash_sample(hash, &data->targets, HAPT_H5_I32, layout->units * layout->unit_targets);
         data->known.steps = 1;
         data->known.hash = hash;
     }
@@ -336,5 +411,6 @@ void hapt_data_identify(struct hapt_data *data, int64_t steps, struct hapt_data_
         const float scale[2] = {data->memory.mean[c], data->memory.std[c]};
         hash = hapt_hash(hash, scale, sizeof scale);
     }
+    if (held_out) hash = hapt_hash_word(hash, data->held_out.used);
     identity->checksum = (int64_t)hash;
 }

@@ -2,33 +2,46 @@
 #ifndef HAPT_TRAIN_DATA_H
 #define HAPT_TRAIN_DATA_H
 
+#include "data_column.h"
 #include "hapt/h5.h"
 #include "hapt/train.h"
 
+/* Where the elements of a dataset are found: in the mapped file, or (blocks 0) in a copy. */
+struct data_store {
+    enum hapt_h5_type type;
+    int64_t block, blocks; /* elements of a block of the file, and their number */
+};
+
 /*
- * Layout of the data in memory. A unit is read as a whole: a step of exact batches, a token or an image of a stream.
- * Row r of all rows starts at element r * stride of the inputs and at element r * target_width of the targets. In a
- * stream of tokens, rows start anywhere. Shifted: targets are the inputs shifted by one element.
+ * Layout of the data. A unit is read as a whole: a step of exact batches, a token or an image of a stream. Row r of all
+ * rows starts at element r * stride of the inputs and at element r * target_stride of the targets. In a stream of
+ * tokens, rows start anywhere. Shifted: targets are the inputs shifted by one element.
  */
 struct data_layout {
     bool exact, shifted, images;
     bool held_out;          /* any number of rows per batch; a batch may have no target */
-    enum hapt_h5_type type; /* of the inputs in memory: U8 or F32 (images), U16 or I32 (tokens) */
+    enum hapt_h5_type type; /* that holds the inputs: U8 or F32 (images), U16 or I32 (tokens) */
     int64_t units;
     int64_t unit_inputs, unit_targets; /* elements per unit */
     int64_t width, target_width;       /* elements of a row that the model reads */
-    int64_t stride;
+    int64_t stride, target_stride;
     int64_t channels; /* of images, else 0 */
     int64_t limit;    /* upper bound of tokens, targets and labels, exclusive */
+    struct data_store inputs, targets;
+    int64_t file_bytes, file_device, file_number; /* of the mapped file (fstat) */
 };
 
 #define DATA_IGNORED (-100) /* target excluded from the loss */
 
+enum { DATA_COUNT_UNITS = 256 };
+
 /* The memory to fill: one copy per node. */
 struct data_memory {
-    void *inputs;
-    int32_t *targets;      /* NULL when shifted */
-    int64_t *target_count; /* [units] for batches with /targets, else NULL */
+    void *inputs;                          /* NULL: mapped */
+    int32_t *targets;                      /* NULL: mapped, or shifted */
+    int64_t *input_offset, *target_offset; /* [blocks] of mapped datasets */
+    int64_t *target_count; /* /targets beside batches: targets of each unit; beside a stream: those before each
+                              DATA_COUNT_UNITS units; else NULL */
     float *mean, *std;     /* [channels] a pixel's value is (stored - mean) / std */
 };
 
@@ -36,10 +49,25 @@ struct data_memory {
  * their [rows][width + 1] elements, all 0. hapt_data_close frees them. */
 enum hapt_status data_of_rows(int rows, int64_t width, struct hapt_data **data, int32_t **row);
 
-/* Finds and checks the data in `file` for `steps` steps of `rows` rows. rows 0: for all rows of the file; then batches
+/* Finds and checks the data in `file` for the steps and rows of `order`. NULL: for all rows of the file; then batches
  * may have any number of rows. One rank. */
-enum hapt_status data_layout_find(struct hapt_h5 *file, const struct hapt_model *model, int rows, int64_t steps,
-                                  struct data_layout *layout);
+enum hapt_status data_layout_find(struct hapt_h5 *file, const struct hapt_model *model,
+                                  const struct hapt_data_order *order, struct data_layout *layout);
+/* Elements of data_memory.target_count. */
+int64_t data_target_counts(const struct data_layout *layout);
+/* The number of different rows. */
+int64_t data_layout_rows(const struct data_layout *layout);
+/* ---- data_map.c ---- */
+
+const char *data_inputs_name(const struct data_layout *layout);
+const char *data_targets_name(const struct data_layout *layout);
+/* Sets layout->inputs and targets: mapped if the elements stand in the file as they are needed. One rank. */
+void data_choose_stores(struct hapt_h5 *file, struct data_layout *layout);
+/* Fills the offsets of mapped datasets. One rank. */
+enum hapt_status data_find_offsets(struct hapt_h5 *file, const struct data_layout *layout,
+                                   const struct data_memory *memory);
+/* Maps the file of the layout. False: it cannot be mapped, or it is another file (fstat). */
+bool data_map(const char *path, const struct data_layout *layout, const char **base);
 /* Checks that all tokens, targets and labels are within the model's range. One rank. */
 enum hapt_status data_check_values(struct hapt_h5 *file, const struct data_layout *layout);
 /* Reads and checks the values. One rank. */

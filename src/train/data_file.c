@@ -74,7 +74,8 @@ static enum hapt_status find_batches(struct hapt_h5 *file, const struct hapt_mod
                                    .units = rows > 0 ? steps : shape[0],
                                    .unit_inputs = shape[1] * shape[2],
                                    .unit_targets = shifted ? 0 : shape[1] * shape[2],
-                                   .stride = shape[2]};
+                                   .stride = shape[2],
+                                   .target_stride = model->sequence};
     return HAPT_OK;
 }
 
@@ -88,10 +89,17 @@ static enum hapt_status find_tokens(struct hapt_h5 *file, const struct hapt_mode
                          "%s holds neither /tokens nor /batches", path);
     HAPT_TRY(hapt_h5_shape(file, "/tokens", &dims, shape));
     if (dims != 1) return hapt_fail(HAPT_ERR_INPUT, "store it as [n]", "%s: /tokens has %d dimensions", path, dims);
-    if (shape[0] <= model->sequence)
+    const bool shifted = !hapt_h5_exists(file, "/targets");
+    if (!shifted) HAPT_TRY(check_alike(file, "/tokens", shape, "/targets", 1));
+    if (shape[0] < model->sequence + shifted)
         return hapt_fail(HAPT_ERR_INPUT, "give more text or a shorter --sequence",
-                         "%s holds %lld tokens, a row needs %d", path, (long long)shape[0], model->sequence + 1);
-    *layout = (struct data_layout){.shifted = true, .units = shape[0], .unit_inputs = 1, .stride = 1};
+                         "%s holds %lld tokens, a row needs %d", path, (long long)shape[0], model->sequence + shifted);
+    *layout = (struct data_layout){.shifted = shifted,
+                                   .units = shape[0],
+                                   .unit_inputs = 1,
+                                   .unit_targets = !shifted,
+                                   .stride = 1,
+                                   .target_stride = 1};
     return HAPT_OK;
 }
 
@@ -129,15 +137,23 @@ static enum hapt_status find_images(struct hapt_h5 *file, const struct hapt_mode
                                    .width = pixels,
                                    .target_width = 1,
                                    .stride = pixels,
+                                   .target_stride = 1,
                                    .channels = image[0],
                                    .limit = model->classes};
     return HAPT_OK;
 }
 
-enum hapt_status data_layout_find(struct hapt_h5 *file, const struct hapt_model *model, int rows, int64_t steps,
-                                  struct data_layout *layout)
+int64_t data_layout_rows(const struct data_layout *layout)
 {
-    const int images = hapt_model_input(model, HAPT_ROLE_IMAGES);
+    if (layout->exact) return layout->units * (layout->unit_inputs / layout->stride);
+    return layout->images ? layout->units : (layout->units - layout->shifted) / layout->width;
+}
+
+enum hapt_status data_layout_find(struct hapt_h5 *file, const struct hapt_model *model,
+                                  const struct hapt_data_order *order, struct data_layout *layout)
+{
+    const int images = hapt_model_input(model, HAPT_ROLE_IMAGES), rows = order ? order->rows : 0;
+    const int64_t steps = order && !order->epochs ? order->steps : 0;
     if (images >= 0) {
         HAPT_TRY(find_images(file, model, &model->graph->tensor[images], rows, steps, layout));
     } else {
@@ -147,11 +163,14 @@ enum hapt_status data_layout_find(struct hapt_h5 *file, const struct hapt_model 
         layout->width = layout->target_width = model->sequence;
         layout->limit = model->vocab;
     }
-    HAPT_TRY(hapt_h5_check_written(file, layout->images ? "/images" : layout->exact ? "/batches" : "/tokens"));
-    if (layout->images || !layout->shifted)
-        HAPT_TRY(hapt_h5_check_written(file, layout->images ? "/labels" : "/targets"));
+    if (layout->exact && order && order->epochs)
+        return hapt_fail(HAPT_ERR_INPUT, "leave out --epochs and --data-order epochs",
+                         "%s holds exact batches, which come in their own order", hapt_h5_path(file));
+    HAPT_TRY(hapt_h5_check_written(file, data_inputs_name(layout)));
+    if (layout->images || !layout->shifted) HAPT_TRY(hapt_h5_check_written(file, data_targets_name(layout)));
     layout->held_out = rows == 0;
     if (layout->units > 0 && layout->unit_inputs > MAX_ELEMENTS / layout->units) return too_large(hapt_h5_path(file));
+    data_choose_stores(file, layout);
     return HAPT_OK;
 }
 
@@ -211,7 +230,7 @@ static enum hapt_status store_tokens(const struct data_layout *layout, const str
                              "%s: token %d at %lld is outside the model's vocabulary of %lld", path, token[i],
                              (long long)(first + i), (long long)layout->limit);
     }
-    if (!memory) return HAPT_OK;
+    if (!memory || !memory->inputs) return HAPT_OK;
     if (layout->type == HAPT_H5_I32)
         memcpy((int32_t *)memory->inputs + first, token, (size_t)count * sizeof *token);
     else
@@ -230,9 +249,9 @@ static enum hapt_status store_targets(const struct data_layout *layout, const st
                              "targets must be below the model's vocabulary, or -100 (excluded from the loss)",
                              "%s: target %d at %lld is outside the model's vocabulary of %lld", path, target[i],
                              (long long)(first + i), (long long)layout->limit);
-        if (memory) memory->target_count[(first + i) / layout->unit_targets]++;
+        if (memory) memory->target_count[(first + i) / (layout->exact ? layout->unit_targets : DATA_COUNT_UNITS)]++;
     }
-    if (!memory) return HAPT_OK;
+    if (!memory || !memory->targets) return HAPT_OK;
     memcpy(memory->targets + first, target, (size_t)count * sizeof *target);
     return HAPT_OK;
 }
@@ -247,7 +266,7 @@ static enum hapt_status store_labels(const struct data_layout *layout, const str
                          "%s: label %d at %lld is outside the model's %lld classes", path, label[i],
                          (long long)(first + i), (long long)layout->limit);
     }
-    if (!memory) return HAPT_OK;
+    if (!memory || !memory->targets) return HAPT_OK;
     memcpy(memory->targets + first, label, (size_t)count * sizeof *label);
     return HAPT_OK;
 }
@@ -256,7 +275,7 @@ static enum hapt_status store_pixels(const struct data_layout *layout, const str
                                      const void *read, int64_t first, int64_t count, const char *path)
 {
     if (layout->type == HAPT_H5_U8) {
-        memcpy((uint8_t *)memory->inputs + first, read, (size_t)count);
+        if (memory->inputs) memcpy((uint8_t *)memory->inputs + first, read, (size_t)count);
         return HAPT_OK;
     }
     const float *pixel = read;
@@ -265,7 +284,7 @@ static enum hapt_status store_pixels(const struct data_layout *layout, const str
         return hapt_fail(HAPT_ERR_INPUT, "pixels must be finite", "%s: element %lld of /images is not a number", path,
                          (long long)(first + i));
     }
-    memcpy((float *)memory->inputs + first, pixel, (size_t)count * sizeof *pixel);
+    if (memory->inputs) memcpy((float *)memory->inputs + first, pixel, (size_t)count * sizeof *pixel);
     return HAPT_OK;
 }
 
@@ -292,32 +311,57 @@ static enum hapt_status read_normalisation(struct hapt_h5 *file, const struct da
     return HAPT_OK;
 }
 
+/* Counts of blocks of a stream become counts of all before each block. */
+static enum hapt_status sum_counts(struct hapt_h5 *file, const struct data_layout *layout, int64_t *count)
+{
+    int64_t before = 0;
+    for (int64_t i = 0; i * DATA_COUNT_UNITS < layout->units; i++) {
+        const int64_t own = count[i];
+        count[i] = before;
+        before += own;
+    }
+    if (before > 0) return HAPT_OK;
+    return hapt_fail(HAPT_ERR_INPUT, "give targets that are not -100", "%s has no target", hapt_h5_path(file));
+}
+
+static enum hapt_status check_counts(struct hapt_h5 *file, const struct data_layout *layout, const int64_t *count)
+{
+    for (int64_t step = 0; step < layout->units && !layout->held_out; step++)
+        if (count[step] == 0)
+            return hapt_fail(HAPT_ERR_INPUT, "give each step at least one target that is not -100",
+                             "%s: batch %lld has no target", hapt_h5_path(file), (long long)step);
+    return HAPT_OK;
+}
+
 enum hapt_status data_fill(struct hapt_h5 *file, const struct data_layout *layout, const struct data_memory *memory)
 {
+    HAPT_TRY(data_find_offsets(file, layout, memory));
     if (layout->images) {
         HAPT_TRY(read_normalisation(file, layout, memory));
         HAPT_TRY(read_blocks(file, "/images", layout->type, layout, memory, layout->unit_inputs, store_pixels));
         return read_blocks(file, "/labels", HAPT_H5_I32, layout, memory, layout->unit_targets, store_labels);
     }
-    HAPT_TRY(read_blocks(file, layout->exact ? "/batches" : "/tokens", HAPT_H5_I32, layout, memory, layout->unit_inputs,
-                         store_tokens));
+    HAPT_TRY(
+        read_blocks(file, data_inputs_name(layout), HAPT_H5_I32, layout, memory, layout->unit_inputs, store_tokens));
     if (layout->shifted) return HAPT_OK;
-    for (int64_t step = 0; step < layout->units; step++) memory->target_count[step] = 0;
+    const int64_t counts = data_target_counts(layout);
+    for (int64_t i = 0; i < counts; i++) memory->target_count[i] = 0;
     HAPT_TRY(read_blocks(file, "/targets", HAPT_H5_I32, layout, memory, layout->unit_targets, store_targets));
-    for (int64_t step = 0; step < layout->units && !layout->held_out; step++) {
-        if (memory->target_count[step] > 0) continue;
-        return hapt_fail(HAPT_ERR_INPUT, "give each step at least one target that is not -100",
-                         "%s: batch %lld has no target", hapt_h5_path(file), (long long)step);
-    }
-    return HAPT_OK;
+    return layout->exact ? check_counts(file, layout, memory->target_count)
+                         : sum_counts(file, layout, memory->target_count);
+}
+
+int64_t data_target_counts(const struct data_layout *layout)
+{
+    if (layout->shifted || layout->images) return 0;
+    return layout->exact ? layout->units : (layout->units + DATA_COUNT_UNITS - 1) / DATA_COUNT_UNITS;
 }
 
 enum hapt_status data_check_values(struct hapt_h5 *file, const struct data_layout *layout)
 {
     if (layout->images)
         return read_blocks(file, "/labels", HAPT_H5_I32, layout, NULL, layout->unit_targets, store_labels);
-    HAPT_TRY(read_blocks(file, layout->exact ? "/batches" : "/tokens", HAPT_H5_I32, layout, NULL, layout->unit_inputs,
-                         store_tokens));
+    HAPT_TRY(read_blocks(file, data_inputs_name(layout), HAPT_H5_I32, layout, NULL, layout->unit_inputs, store_tokens));
     return layout->shifted
                ? HAPT_OK
                : read_blocks(file, "/targets", HAPT_H5_I32, layout, NULL, layout->unit_targets, store_targets);

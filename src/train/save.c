@@ -115,6 +115,7 @@ enum hapt_status saver_prepare(struct saver *saver, struct worker *worker, const
         .plan = worker->plan,
         .config = config,
         .data = &saver->identity,
+        .held_out = &saver->held_out,
         .write_shard = write_shard,
         .context = saver,
     };
@@ -226,24 +227,36 @@ static enum hapt_status clear_folder(const struct saver *saver, const struct hap
 }
 
 enum hapt_status saver_open(struct saver *saver, const struct hapt_config *config, struct hapt_data *data,
-                            const struct hapt_checkpoint *checkpoint, bool several)
+                            struct hapt_data *held_out, const struct hapt_checkpoint *checkpoint, bool several)
 {
     const struct hapt_env *env = saver->env;
     enum hapt_status status = HAPT_OK;
     saver->data = data;
+    if (held_out && env->world_rank == 0) hapt_data_identify(held_out, 0, &saver->held_out);
     if (env->world_rank == 0) status = clear_folder(saver, config, checkpoint);
     HAPT_TRY(hapt_env_agree(env->world, status));
     if (several && hapt_config_bool(config, "checkpoint-async")) status = open_background(saver);
     return hapt_env_agree(env->world, status);
 }
 
+static bool differs(const struct hapt_data_identity *then, const struct hapt_data_identity *now)
+{
+    return strcmp(then->kind, now->kind) != 0 || then->count != now->count || then->checksum != now->checksum;
+}
+
 void saver_compare_data(const struct saver *saver, const struct hapt_checkpoint *checkpoint)
 {
     struct hapt_data_identity now;
     const struct hapt_data_identity *then = &checkpoint->data;
-    if (saver->env->world_rank != 0 || !then->kind[0] || !saver->data) return; /* modelled devices need none */
+    if (saver->env->world_rank != 0) return;
+    if (checkpoint->held_out.kind[0] && saver->held_out.kind[0] && differs(&checkpoint->held_out, &saver->held_out))
+        hapt_warn(saver->env,
+                  "the held-out rows differ from those of checkpoint %s: validation losses before and after it do not "
+                  "compare\n",
+                  checkpoint->path);
+    if (!then->kind[0] || !saver->data) return; /* modelled devices need none */
     hapt_data_identify(saver->data, checkpoint->step, &now);
-    if (strcmp(then->kind, now.kind) != 0 || then->count != now.count || then->checksum != now.checksum)
+    if (differs(then, &now))
         hapt_warn(saver->env,
                   "the data differ from those of checkpoint %s (%lld %s there, %lld %s here%s); training continues "
                   "with the new data\n",
@@ -252,6 +265,9 @@ void saver_compare_data(const struct saver *saver, const struct hapt_checkpoint 
     else if (then->seed != now.seed)
         hapt_warn(saver->env, "--data-seed is %lld, not %lld as in checkpoint %s: the order of the data differs\n",
                   (long long)now.seed, (long long)then->seed, checkpoint->path);
+    else if (then->epochs != now.epochs)
+        hapt_warn(saver->env, "--data-order is %s, not as in checkpoint %s: the order of the data differs\n",
+                  now.epochs ? "epochs" : "random", checkpoint->path);
 }
 
 /* ---- Saving ---- */

@@ -15,6 +15,7 @@ struct saver {
     int state_count;
     struct hapt_checkpoint_writer writer;
     struct hapt_data_identity identity; /* of the data, at the step being saved */
+    struct hapt_data_identity held_out; /* kind "": there is no validation */
     struct hapt_attachments files;      /* of the model, on rank 0 */
     int64_t saved;                      /* step of the newest complete checkpoint; -1: none */
     int64_t count;                      /* checkpoints of this run */
@@ -37,10 +38,10 @@ enum hapt_status saver_prepare(struct saver *saver, struct worker *worker, const
                                int state_count, const char *folder);
 /* Creates and cleans the folder of checkpoints; renames damaged ones that the search for `checkpoint` (may be NULL)
  * skipped. If the run will write more than the last one (`several`): reserves memory for a copy and starts a writer
- * thread, or prints why not. Collective over env->world; ends in agreement. */
+ * thread, or prints why not. `held_out` may be NULL. Collective over env->world; ends in agreement. */
 enum hapt_status saver_open(struct saver *saver, const struct hapt_config *config, struct hapt_data *data,
-                            const struct hapt_checkpoint *checkpoint, bool several);
-/* Warns if the data differ from those that `checkpoint` was trained on. */
+                            struct hapt_data *held_out, const struct hapt_checkpoint *checkpoint, bool several);
+/* Warns if the data, or the held-out data, differ from those of `checkpoint`. */
 void saver_compare_data(const struct saver *saver, const struct hapt_checkpoint *checkpoint);
 /* Waits for the checkpoint in progress, if any; unless `last`, a note says so. Collective over env->world; ends in
  * agreement. */

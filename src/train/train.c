@@ -11,6 +11,7 @@
 #include "initial.h"
 #include "loss_scale.h"
 #include "replicas.h"
+#include "run_data.h"
 #include "runtime.h"
 #include "save.h"
 #include "trace.h"
@@ -485,42 +486,6 @@ static enum hapt_status check_options(const struct run *run)
     return hapt_train_check_validation(config);
 }
 
-static enum hapt_status find_data(const struct hapt_env *env, const struct hapt_config *config,
-                                  const struct hapt_model *model, const char **path)
-{
-    const char *given = hapt_config_text(config, "data");
-    *path = given ? given : model->has_data ? model->path : NULL;
-    if (*path) return HAPT_OK;
-    return hapt_env_agree(env->world, hapt_fail(HAPT_ERR_INPUT, "give --data D.h5 (see hapt data --help)",
-                                                "the model file contains no data and no data file is given"));
-}
-
-/* Modelled devices need no data. If there is some, it is read as in a real run. */
-static bool needs_no_data(const struct hapt_config *config, const struct hapt_model *model)
-{
-    return runtime_is_modelled(config) && !hapt_config_text(config, "data") && !model->has_data;
-}
-
-/* The end of the range of steps, for a run of `steps`. */
-static int64_t end_of_run(const struct hapt_config *config, int64_t steps)
-{
-    const int64_t stop_after = hapt_config_int(config, "stop-after");
-    return stop_after > 0 && stop_after < steps ? stop_after : steps;
-}
-
-enum hapt_status hapt_train_check_data(const struct hapt_env *env, const struct hapt_config *config,
-                                       const struct hapt_model *model)
-{
-    const char *path = NULL;
-    const int64_t given = hapt_config_int(config, "global-batch");
-    const int rows = given > 0 ? (int)given : (int)hapt_config_int(config, "microbatches") * model->microbatch;
-    if (needs_no_data(config, model)) return HAPT_OK;
-    HAPT_TRY(find_data(env, config, model, &path));
-    HAPT_TRY(hapt_data_check(env, path, model, rows, end_of_run(config, hapt_config_int(config, "steps"))));
-    const char *held_out = hapt_config_text(config, "validation-data");
-    return held_out ? hapt_data_check(env, held_out, model, 0, 0) : HAPT_OK;
-}
-
 static enum hapt_status open_validation(struct run *run)
 {
     const char *path = hapt_config_text(run->config, "validation-data");
@@ -534,14 +499,9 @@ static enum hapt_status open_validation(struct run *run)
 
 static enum hapt_status open_data(struct run *run)
 {
-    const char *path = NULL;
     run->result->item = hapt_model_item(run->worker.model);
     run->result->items_per_step = run->plan->microbatches * hapt_model_items(run->worker.model);
-    if (needs_no_data(run->config, run->worker.model)) return HAPT_OK;
-    HAPT_TRY(find_data(run->env, run->config, run->worker.model, &path));
-    const int rows = run->plan->microbatches * run->worker.model->microbatch;
-    return hapt_data_open(run->env, path, run->worker.model, rows, run->end,
-                          (uint64_t)hapt_config_int(run->config, "data-seed"), &run->data);
+    return run_data_open(run->env, run->config, run->worker.model, run->plan, run->end, &run->data);
 }
 
 /* Refuses to replace real checkpoints with samples, even with --overwrite. */
@@ -589,7 +549,7 @@ static enum hapt_status prepare(struct run *run, const struct hapt_checkpoint *c
     run->first = run->worker.first_step = checkpoint ? checkpoint->step : 0;
     /* Another plan's checkpoint is saved again, so that the newest one is always this run's. */
     if (checkpoint && checkpoint->plan == run->plan) run->saver.saved = checkpoint->step;
-    run->end = end_of_run(run->config, run->optimizer.steps);
+    run->end = run_data_end(run->config, run->optimizer.steps);
     if (run->end < run->first) run->end = run->first;
     result->first_step = run->first;
     result->time_scale = run->worker.runtime->computes ? 0 : run->worker.time_scale;
@@ -633,7 +593,7 @@ static enum hapt_status train(struct run *run, const struct hapt_checkpoint *che
     const enum hapt_status set =
         initial_set(&run->worker, checkpoint, run->optimizer.state_count, run->saver.buffer, run->saver.local);
     HAPT_TRY(hapt_env_agree(world, set));
-    HAPT_TRY(saver_open(&run->saver, run->config, run->data, checkpoint, saves_often(run)));
+    HAPT_TRY(saver_open(&run->saver, run->config, run->data, run->validation.data, checkpoint, saves_often(run)));
     if (checkpoint) saver_compare_data(&run->saver, checkpoint);
     enum hapt_status status = loop(run);
     const enum hapt_status drained = worker_drain(&run->worker);

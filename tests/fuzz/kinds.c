@@ -283,7 +283,7 @@ static enum hapt_status read_rows(const struct fuzz_place *place, const struct h
     static int32_t target[ROWS * 8];
     const bool images = model->classes > 0;
     struct hapt_data *data;
-    HAPT_TRY(hapt_data_open(place->env, path, model, ROWS, STEPS, 1, &data));
+    HAPT_TRY(hapt_data_open(place->env, path, model, &(struct hapt_data_order){ROWS, STEPS, 1, false}, &data));
     *content = 1;
     for (int64_t step = 0; step < STEPS; step++) {
         const int64_t count = hapt_data_targets(data, step);

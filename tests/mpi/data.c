@@ -46,7 +46,8 @@ static void write_file(const char *name, const char *dataset, int dims, const in
 static struct hapt_data *open_data(const char *name, int rows, uint64_t seed)
 {
     struct hapt_data *data = NULL;
-    CHECK_OK(hapt_data_open(&test_env, path_of(name), model, rows, STEPS, seed, &data));
+    CHECK_OK(
+        hapt_data_open(&test_env, path_of(name), model, &(struct hapt_data_order){rows, STEPS, seed, false}, &data));
     if (!data) exit(1);
     return data;
 }
@@ -151,6 +152,160 @@ static void streams(void)
     hapt_data_close(data);
     hapt_data_close(same);
     hapt_data_close(other);
+}
+
+/* ---- stored types, targets and order of streams ---- */
+
+static bool is_mapped(const char *name)
+{
+    char line[1024];
+    bool found = false;
+    FILE *maps = fopen("/proc/self/maps", "r");
+    while (maps && fgets(line, sizeof line, maps)) found = found || strstr(line, path_of(name));
+    if (maps) fclose(maps);
+    return found;
+}
+
+static void write_stream(const char *name, enum hapt_h5_type type, int64_t count, const int32_t *targets)
+{
+    if (test_env.world_rank == 0) {
+        struct hapt_h5 *file = NULL;
+        char *values = malloc((size_t)count * sizeof(double));
+        for (int64_t i = 0; i < count; i++) switch (type) {
+            case HAPT_H5_U8: ((uint8_t *)values)[i] = (uint8_t)token_at(i); break;
+            case HAPT_H5_U16: ((uint16_t *)values)[i] = (uint16_t)token_at(i); break;
+            case HAPT_H5_I32: ((int32_t *)values)[i] = token_at(i); break;
+            case HAPT_H5_I64: ((int64_t *)values)[i] = token_at(i); break;
+            case HAPT_H5_F32: ((float *)values)[i] = (float)token_at(i); break;
+            case HAPT_H5_F64: ((double *)values)[i] = token_at(i); break;
+            }
+        CHECK_OK(hapt_h5_create(path_of(name), "hapt-data", 1, &file));
+        CHECK_OK(hapt_h5_write(file, "/tokens", type, 1, &count, values, ""));
+        if (targets) CHECK_OK(hapt_h5_write(file, "/targets", HAPT_H5_I32, 1, &count, targets, ""));
+        CHECK_OK(hapt_h5_commit(file));
+        free(values);
+    }
+    MPI_Barrier(test_env.world);
+}
+
+/* The same rows from each stored type, also across blocks of the file (2^18 tokens); integers are mapped. */
+static void stored_types(void)
+{
+    enum { MANY = (1 << 19) + 1000 };
+    static const char *const name[] = {"u8", "u16", "i32", "i64", "f32", "f64"};
+    struct hapt_data_identity first, identity;
+    for (int t = HAPT_H5_U8; t <= HAPT_H5_F64; t++) {
+        write_stream(name[t], (enum hapt_h5_type)t, MANY, NULL);
+        struct hapt_data *data = NULL;
+        CHECK_OK(hapt_data_open_held_out(&test_env, path_of(name[t]), model, 100, 0, &data));
+        if (!data) exit(1);
+        CHECK(is_mapped(name[t]) == (t <= HAPT_H5_I64));
+        CHECK(hapt_data_held_out_rows(data) == (MANY - 1) / T);
+        int32_t inputs[T], targets[T];
+        bool equal = true;
+        for (int64_t row = 0; row < (MANY - 1) / T; row++) {
+            hapt_data_read(data, HAPT_ROLE_TOKENS, row / 100, (int)(row % 100), 1, inputs);
+            hapt_data_read(data, HAPT_ROLE_TARGETS, row / 100, (int)(row % 100), 1, targets);
+            for (int i = 0; i < T; i++)
+                equal = equal && inputs[i] == token_at(row * T + i) && targets[i] == token_at(row * T + i + 1);
+        }
+        CHECK_MESSAGE(equal, "%s", name[t]);
+        hapt_data_identify(data, 0, &identity);
+        if (t == HAPT_H5_U8) first = identity;
+        uint16_t *narrow = malloc(MANY * sizeof *narrow);
+        for (int64_t i = 0; i < MANY; i++) narrow[i] = (uint16_t)token_at(i);
+        CHECK(identity.checksum == (int64_t)hapt_hash(0, narrow, MANY * sizeof *narrow)); /* as ever */
+        CHECK(identity.checksum == first.checksum && identity.count == MANY);
+        free(narrow);
+        hapt_data_close(data);
+        CHECK(!is_mapped(name[t]));
+    }
+}
+
+/* /targets [n] beside /tokens [n]: rows of both begin at the same place; the last block of counts is a whole one. */
+static void targets_of_streams(void)
+{
+    for (int n = 1023; n <= 1025; n++) {
+        int32_t target[1025], inputs[ROWS * T], own[ROWS * T], same[ROWS * T];
+        for (int i = 0; i < n; i++) target[i] = i % 5 == 0 || (i > 200 && i < 800) ? -100 : (i * 3) % VOCAB;
+        write_stream("own-targets", HAPT_H5_U16, n, target);
+        for (int epochs = 0; epochs < 2; epochs++) {
+            struct hapt_data *data = NULL;
+            CHECK_OK(hapt_data_open(&test_env, path_of("own-targets"), model,
+                                    &(struct hapt_data_order){ROWS, STEPS, 3, epochs != 0}, &data));
+            if (!data) exit(1);
+            for (int64_t step = 0; step < 200; step++) {
+                int64_t counted = 0;
+                hapt_data_read(data, HAPT_ROLE_TOKENS, step, 0, ROWS, inputs);
+                hapt_data_read(data, HAPT_ROLE_TARGETS, step, 0, ROWS, own);
+                for (int r = 0; r < ROWS; r++) {
+                    bool found = false; /* text repeats with a period of 520 */
+                    for (int start = 0; start + T <= n && !found; start++) {
+                        found = true;
+                        for (int i = 0; i < T; i++) {
+                            same[i] = target[start + i];
+                            found = found && inputs[r * T + i] == token_at(start + i) && own[r * T + i] == same[i];
+                        }
+                    }
+                    CHECK(found);
+                    for (int i = 0; i < T; i++) counted += own[r * T + i] != -100;
+                }
+                CHECK(hapt_data_targets(data, step) == (counted > 0 ? counted : 1));
+            }
+            hapt_data_close(data);
+        }
+    }
+    int32_t none[TOKENS];
+    for (int i = 0; i < TOKENS; i++) none[i] = -100;
+    write_stream("no-targets", HAPT_H5_U16, TOKENS, none);
+}
+
+/* With epochs each row comes once before the next epoch begins, whatever the rows of a step. */
+static void epochs(void)
+{
+    enum { N = 8 * 37 + 6 }; /* 37 rows; the cuts move by up to 5 tokens */
+    enum { PER_EPOCH = (N - 1) / T };
+    int32_t token[N], row[T], other[T];
+    int moved = 0, reordered = 0;
+    int64_t start_before[PER_EPOCH] = {0};
+    const int64_t shape[1] = {N};
+    for (int i = 0; i < N; i++) token[i] = (int32_t)(hapt_hash_word(1, i) % VOCAB);
+    if (test_env.world_rank == 0) {
+        struct hapt_h5 *file = NULL;
+        CHECK_OK(hapt_h5_create(path_of("epochs"), "hapt-data", 1, &file));
+        CHECK_OK(hapt_h5_write(file, "/tokens", HAPT_H5_I32, 1, shape, token, ""));
+        CHECK_OK(hapt_h5_commit(file));
+    }
+    MPI_Barrier(test_env.world);
+    struct hapt_data *by6 = NULL, *by10 = NULL;
+    CHECK_OK(hapt_data_open(&test_env, path_of("epochs"), model, &(struct hapt_data_order){6, 1, 9, true}, &by6));
+    CHECK_OK(hapt_data_open(&test_env, path_of("epochs"), model, &(struct hapt_data_order){10, 1, 9, true}, &by10));
+    if (!by6 || !by10) exit(1);
+    for (int epoch = 0; epoch < 8; epoch++) {
+        bool seen[PER_EPOCH] = {false};
+        int shift = -1;
+        for (int i = 0; i < PER_EPOCH; i++) {
+            const int number = epoch * PER_EPOCH + i;
+            hapt_data_read(by6, HAPT_ROLE_TOKENS, number / 6, number % 6, 1, row);
+            hapt_data_read(by10, HAPT_ROLE_TOKENS, number / 10, number % 10, 1, other);
+            CHECK(!memcmp(row, other, sizeof row));
+            int start = 0;
+            while (start + T < N && memcmp(token + start, row, sizeof row) != 0) start++;
+            if (!CHECK(start + T < N)) break;
+            if (shift < 0) shift = start % T;
+            CHECK(start % T == shift && !seen[start / T]);
+            seen[start / T] = true;
+            reordered += start_before[i] != start / T;
+            start_before[i] = start / T;
+        }
+        moved += shift > 0;
+    }
+    CHECK(moved > 0 && reordered > 8 * PER_EPOCH / 2);
+    int64_t rows = 0;
+    CHECK_OK(hapt_data_check(&test_env, path_of("epochs"), model, &(struct hapt_data_order){6, 1, 9, true}, &rows));
+    CHECK(rows == PER_EPOCH);
+    hapt_data_close(by6);
+    hapt_data_close(by10);
 }
 
 /* ---- images ---- */
@@ -262,7 +417,8 @@ static void streams_of_images(void)
 static void refuse(const char *what, int rows)
 {
     struct hapt_data *data = NULL;
-    const enum hapt_status status = hapt_data_open(&test_env, path_of(what), model, rows, STEPS, 1, &data);
+    const enum hapt_status status =
+        hapt_data_open(&test_env, path_of(what), model, &(struct hapt_data_order){rows, STEPS, 1, false}, &data);
     CHECK_MESSAGE(status == HAPT_ERR_INPUT && !data, "%s is not refused", what);
     hapt_fail_reset();
 }
@@ -297,6 +453,11 @@ static void refusals(void)
     refuse("tiny", ROWS);
     refuse("else", ROWS);
     refuse("missing", ROWS);
+    refuse("no-targets", ROWS);
+    struct hapt_data *data = NULL;
+    CHECK(hapt_data_open(&test_env, path_of("batches"), model, &(struct hapt_data_order){ROWS, STEPS, 1, true},
+                         &data) == HAPT_ERR_INPUT);
+    hapt_fail_reset();
 }
 
 static void image_refusals(void)
@@ -332,6 +493,9 @@ int main(int argc, char **argv)
     RUN(exact_batches);
     RUN(own_targets);
     RUN(streams);
+    RUN(stored_types);
+    RUN(targets_of_streams);
+    RUN(epochs);
     RUN(refusals);
     model = image_model();
     RUN(exact_images);
