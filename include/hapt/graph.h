@@ -50,6 +50,7 @@ struct hapt_tensor {
     int gradient;   /* gradient tensor of a parameter or activation, or -1 */
     int primal;     /* of a gradient: the tensor it is the gradient of (the first, if several), else -1 */
     bool trainable; /* parameters only */
+    bool packed;    /* a frozen matrix in fewer bits (packing.h), which its operators unpack */
     enum hapt_init init;
     double init_std;
 };
@@ -118,6 +119,14 @@ int hapt_tensor_published_dims(const struct hapt_tensor *parameter);
 /* The published name of element `element` of a parameter of that name and those dimensions: its own, if it is no stack.
  * `text` [size]. */
 void hapt_tensor_published_name(const char *name, int dims, int64_t element, char *text, size_t size);
+
+/* Parameters are published as matrices of fp32 in model files and checkpoints, also those that are packed on devices.
+ * `published` has the shape in files; it equals any other parameter. */
+struct hapt_tensor hapt_tensor_published(const struct hapt_tensor *parameter);
+/* Converts all elements of a parameter in place, to and from its packed form; others are left alone. `value` has the
+ * elements of the published tensor. Packing what was unpacked gives the same bits. */
+void hapt_parameter_pack(const struct hapt_tensor *parameter, float *value);
+void hapt_parameter_unpack(const struct hapt_tensor *parameter, float *value);
 
 int64_t hapt_tensor_elements(const struct hapt_tensor *tensor);
 size_t hapt_tensor_bytes(const struct hapt_tensor *tensor);

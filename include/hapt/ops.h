@@ -51,6 +51,8 @@ struct hapt_op_type {
     /* The letters, in order, whose sizes are in integer[]: integer[k] is the size of letter k, or a shard's own size. A
      * letter inside widths only (heads of "/h") may be listed. NULL: none. */
     const char *sized_letters;
+    /* The input that is a packed parameter (packing.h); 0: none. */
+    int packed;
     /* Number of fp32 all-reduces of its last output that the operator runs among the shards of an indexed letter that
      * an output lacks. Every shard then gets the full output. 0: outputs are plain partial sums. */
     int inner_all_reduces;

@@ -170,7 +170,7 @@ static enum hapt_status check_rest(const struct safetensors *of, const struct ha
 static enum hapt_status check_tensors(const struct safetensors *of, const char *folder, const struct hapt_model *model)
 {
     for (int t = 0; t < model->graph->tensor_count; t++) {
-        const struct hapt_tensor *parameter = &model->graph->tensor[t];
+        const struct hapt_tensor published = hapt_tensor_published(&model->graph->tensor[t]), *parameter = &published;
         if (parameter->kind != HAPT_TENSOR_PARAMETER || hapt_is_adapter(parameter->name)) continue;
         const bool stack = hapt_tensor_is_stack(parameter->name, parameter->dims);
         for (int64_t k = 0; k < (stack ? parameter->shape[0] : 1); k++) {

@@ -48,6 +48,8 @@ enum hapt_status hapt_graph_append_op(struct hapt_graph *graph, const struct hap
         HAPT_TRY(grow(graph->arena, &array, &graph->op_capacity, sizeof *graph->op));
         graph->op = array;
     }
+    const int packed = hapt_op_type_at(op->type)->packed;
+    if (packed > 0 && op->input[packed] >= 0) graph->tensor[op->input[packed]].packed = true;
     graph->op[graph->op_count++] = *op;
     return HAPT_OK;
 }

@@ -215,14 +215,17 @@ enum hapt_status hapt_model_initial(const struct hapt_model *model, int tensor, 
 {
     const struct hapt_tensor *parameter = &model->graph->tensor[tensor];
     HAPT_ASSERT(parameter->kind == HAPT_TENSOR_PARAMETER);
-    if (!model->has_parameters) {
-        hapt_init_values(model->seed, parameter, 0, hapt_tensor_elements(parameter), value);
-        return HAPT_OK;
+    const struct hapt_tensor published = hapt_tensor_published(parameter);
+    enum hapt_status status = HAPT_OK;
+    if (model->has_parameters) {
+        struct hapt_h5 *file;
+        HAPT_TRY(hapt_h5_open(model->path, "hapt-model", 1, false, &file));
+        status = hapt_weights_read(file, &published, value);
+        hapt_h5_close(file);
+    } else {
+        hapt_init_values(model->seed, &published, 0, hapt_tensor_elements(&published), value);
     }
-    struct hapt_h5 *file;
-    HAPT_TRY(hapt_h5_open(model->path, "hapt-model", 1, false, &file));
-    const enum hapt_status status = hapt_weights_read(file, parameter, value);
-    hapt_h5_close(file);
+    if (status == HAPT_OK) hapt_parameter_pack(parameter, value);
     return status;
 }
 
@@ -248,7 +251,8 @@ int64_t hapt_model_parameter_count(const struct hapt_model *model)
     int64_t count = 0;
     for (int t = 0; t < model->graph->tensor_count; t++) {
         const struct hapt_tensor *tensor = &model->graph->tensor[t];
-        if (tensor->kind == HAPT_TENSOR_PARAMETER) count += hapt_tensor_elements(tensor);
+        const struct hapt_tensor published = hapt_tensor_published(tensor);
+        if (tensor->kind == HAPT_TENSOR_PARAMETER) count += hapt_tensor_elements(&published);
     }
     return count;
 }

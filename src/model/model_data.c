@@ -95,6 +95,8 @@ enum hapt_status hapt_model_copy_data(struct hapt_h5 *file, const struct hapt_mo
         status = copy_images(file, source, model, arena);
     } else if (hapt_h5_exists(source, "/tokens")) {
         status = copy_integers(file, source, "/tokens", model->vocab, false, arena);
+        if (status == HAPT_OK && hapt_h5_exists(source, "/targets"))
+            status = copy_integers(file, source, "/targets", model->vocab, true, arena);
     } else if (!hapt_h5_exists(source, "/batches")) {
         status = hapt_fail(HAPT_ERR_INPUT, "make one with `hapt data text.txt --output tokens.h5`",
                            "%s holds neither /tokens nor /batches", path);

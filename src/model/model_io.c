@@ -149,9 +149,11 @@ static enum hapt_status write_parameters(struct hapt_h5 *file, const struct hapt
         if (tensor->kind != HAPT_TENSOR_PARAMETER) continue;
         struct hapt_arena arena; /* one tensor at a time: the weights need not fit into memory twice */
         hapt_arena_init(&arena);
-        float *value = hapt_arena_alloc(&arena, (size_t)hapt_tensor_elements(tensor), sizeof *value);
+        const struct hapt_tensor published = hapt_tensor_published(tensor);
+        float *value = hapt_arena_alloc(&arena, (size_t)hapt_tensor_elements(&published), sizeof *value);
         status = value ? weights->read(weights->context, tensor, value) : HAPT_ERR_MEMORY;
-        if (status == HAPT_OK) status = hapt_weights_write(file, tensor->name, tensor->dims, tensor->shape, value);
+        if (status == HAPT_OK)
+            status = hapt_weights_write(file, published.name, published.dims, published.shape, value);
         hapt_arena_release(&arena);
     }
     return status;
@@ -196,7 +198,8 @@ enum hapt_status hapt_model_save_with(const struct hapt_model *model, const stru
 
 static enum hapt_status read_from_file(void *context, const struct hapt_tensor *parameter, float *value)
 {
-    return hapt_weights_read(context, parameter, value);
+    const struct hapt_tensor published = hapt_tensor_published(parameter);
+    return hapt_weights_read(context, &published, value);
 }
 
 enum hapt_status hapt_model_save(const struct hapt_model *model, const char *weights, const char *data,

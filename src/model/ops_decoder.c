@@ -2,6 +2,7 @@
  * Rows of the operator table: what published models add, and backward passes of norms with frozen parameters. This
  * group is the last one: numbers of the other types, and so the order of layers' structures, do not change.
  */
+#include "hapt/packing.h"
 #include "ops_rows.h"
 
 static enum hapt_status infer_head_rms_norm(const struct hapt_graph *graph, const struct hapt_op *op,
@@ -47,6 +48,29 @@ static enum hapt_status infer_class_and_mean(const struct hapt_graph *graph, con
     return HAPT_OK;
 }
 
+static enum hapt_status infer_linear_packed(const struct hapt_graph *graph, const struct hapt_op *op,
+                                            struct hapt_tensor *output)
+{
+    const struct hapt_tensor *x = &graph->tensor[op->input[0]], *weight = &graph->tensor[op->input[1]];
+    (void)output;
+    if (hapt_packing_of(weight->shape[2]) == HAPT_PACKING_NONE)
+        return hapt_op_bad_attribute(op, "its weight has blocks of neither 9 nor 16 words");
+    if (weight->kind != HAPT_TENSOR_PARAMETER || weight->trainable)
+        return hapt_op_bad_attribute(op, "its weight is no frozen parameter");
+    return x->shape[x->dims - 1] == weight->shape[1] * HAPT_PACKING_COLUMNS
+               ? HAPT_OK
+               : hapt_op_bad_attribute(op, "the width of its input is not 32 x the blocks of its weight");
+}
+
+/* As of the product with the unpacked weight. Input 0 is x or dy, the weight another one. */
+static double flops_linear_packed(const struct hapt_graph *graph, const struct hapt_op *op, double rows_fraction)
+{
+    const struct hapt_tensor *x = &graph->tensor[op->input[0]], *weight = &graph->tensor[op->input[1]];
+    const int64_t columns = weight->shape[1] * HAPT_PACKING_COLUMNS, width = x->shape[x->dims - 1],
+                  rows = hapt_tensor_elements(x) / (width > 0 ? width : 1);
+    return 2 * rows_fraction * (double)rows * (double)columns * (double)weight->shape[0];
+}
+
 /* clang-format off */
 const struct hapt_op_type hapt_ops_decoder[] = {
     {.name = "layer_norm_dx", .signature = "...d!,d!,...,...,...d!->...d!", .dtypes = "ccffc->c", .flops_per_element = 11,
@@ -87,6 +111,11 @@ const struct hapt_op_type hapt_ops_decoder[] = {
      .backward = "class_and_mean_dx", .backward_operands = "d>0",
      .attributes = "x -> y [b][2 d]: the first token, then the mean of the others (DINOv2's classifier)"},
     {.name = "class_and_mean_dx", .signature = "be!->bt!d!", .dtypes = "c->c", .flops_per_element = 1, .attributes = "dy -> dx"},
+    {.name = "linear_packed", .signature = "...i/g,ogw!,o?->...o", .dtypes = "cfc->c", .heavy = true, .product = true, .packed = 1,
+     .flops = flops_linear_packed, .infer = infer_linear_packed, .backward = "linear_packed_dx", .backward_operands = "d1>0",
+     .attributes = "x, w, bias -> y = x w' + bias; w is frozen and packed (packing.h): blocks of 32 columns"},
+    {.name = "linear_packed_dx", .signature = "...o,ogw!->...i/g", .dtypes = "cf->c", .heavy = true, .product = true,
+     .flops = flops_linear_packed, .attributes = "dy, w -> dx"},
     {.name = NULL},
 };
 /* clang-format on */

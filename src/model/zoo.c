@@ -32,6 +32,7 @@ enum hapt_status zoo_open(struct zoo *zoo, const struct hapt_config *config, str
                         .sequence = hapt_config_int(config, "sequence"),
                         .rows = hapt_config_int(config, "microbatch")};
     HAPT_ASSERT(hapt_dtype_parse(hapt_config_text(config, "dtype"), &zoo->dtype));
+    zoo->frozen = zoo_frozen_of(config);
     if (hapt_config_text(config, "lora")) {
         HAPT_NEW(zoo->lora, arena, 1);
         HAPT_TRY(hapt_lora_parse(hapt_config_text(config, "lora"), arena, zoo->lora));
@@ -127,10 +128,52 @@ enum hapt_status zoo_linear_in_out(struct zoo *zoo, const char *prefix, int64_t 
     return product(zoo, "linear", prefix, (int64_t[]){in, out}, out, std, true, x, y);
 }
 
+/* A frozen layer without a bias that trains is packed, if its inputs are whole blocks. */
+static enum hapt_status is_packed(const struct zoo *zoo, const char *prefix, int64_t in, bool bias, bool *packed)
+{
+    const char *const ends[] = {"weight", "bias"};
+    enum hapt_status status = HAPT_OK;
+    *packed = zoo->frozen.packing != HAPT_PACKING_NONE && in % HAPT_PACKING_COLUMNS == 0;
+    for (int i = 0; i <= bias && *packed && status == HAPT_OK; i++) {
+        char name[MAX_NAME];
+        struct hapt_arena scratch;
+        hapt_arena_init(&scratch);
+        snprintf(name, sizeof name, "%s.%s", prefix, ends[i]);
+        *packed = !zoo_trains(&zoo->frozen, name, &scratch, &status);
+        hapt_arena_release(&scratch);
+    }
+    return status;
+}
+
+static enum hapt_status packed_product(struct zoo *zoo, const char *prefix, int64_t in, int64_t out, double std,
+                                       bool bias, int x, int *y)
+{
+    char name[MAX_NAME];
+    int input[3] = {x, 0, -1};
+    snprintf(name, sizeof name, "%s.weight", prefix);
+    const struct hapt_tensor weight = {
+        .name = name,
+        .kind = HAPT_TENSOR_PARAMETER,
+        .dtype = HAPT_F32,
+        .dims = 3,
+        .shape = {out, in / HAPT_PACKING_COLUMNS, hapt_packing_words(zoo->frozen.packing)},
+        .init = HAPT_INIT_NORMAL,
+        .init_std = std};
+    HAPT_TRY(hapt_graph_add_tensor(zoo->graph, &weight, &input[1]));
+    snprintf(name, sizeof name, "%s.bias", prefix);
+    if (bias) HAPT_TRY(zoo_parameter(zoo, name, 1, &out, HAPT_INIT_ZERO, 0, &input[2]));
+    return hapt_graph_add_op(zoo->graph, "linear_packed", prefix, input, 3, NULL, NULL, y);
+}
+
 enum hapt_status zoo_linear(struct zoo *zoo, const char *prefix, int64_t in, int64_t out, double std, bool bias, int x,
                             int *y)
 {
-    HAPT_TRY(product(zoo, "linear_t", prefix, (int64_t[]){out, in}, out, std, bias, x, y));
+    bool packed;
+    HAPT_TRY(is_packed(zoo, prefix, in, bias, &packed));
+    if (packed)
+        HAPT_TRY(packed_product(zoo, prefix, in, out, std, bias, x, y));
+    else
+        HAPT_TRY(product(zoo, "linear_t", prefix, (int64_t[]){out, in}, out, std, bias, x, y));
     return zoo_adapt(zoo, prefix, in, out, x, y);
 }
 

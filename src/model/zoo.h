@@ -5,6 +5,7 @@
 #include "hapt/decoder.h"
 #include "hapt/encoder.h"
 #include "hapt/model.h"
+#include "hapt/packing.h"
 
 /* Records a hyper-parameter of the model; `value` is copied. */
 enum hapt_status hapt_model_set(struct hapt_model *model, struct hapt_arena *arena, const char *name,
@@ -30,12 +31,24 @@ enum hapt_status hapt_zoo_gpt(const struct hapt_config *config, struct hapt_aren
 enum hapt_status hapt_zoo_vgg(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_model *model);
 enum hapt_status hapt_zoo_resnet(const struct hapt_config *config, struct hapt_arena *arena, struct hapt_model *model);
 
+/* Which parameters train: --trainable and --freeze (NULL: not given), or the adapters alone; and what packs those of
+ * linear layers that do not. */
+struct zoo_frozen {
+    const char *trainable, *freeze;
+    bool adapted;
+    enum hapt_packing packing;
+};
+struct zoo_frozen zoo_frozen_of(const struct hapt_config *config);
+/* Patterns are copied to `arena`. */
+bool zoo_trains(const struct zoo_frozen *frozen, const char *name, struct hapt_arena *arena, enum hapt_status *status);
+
 /* A model under construction. The sizes are the options of these names; `rows` is the microbatch. */
 struct zoo {
     struct hapt_graph *graph;
     enum hapt_dtype dtype;
     int64_t layers, hidden, heads, sequence, vocab, rows;
     struct hapt_lora *lora; /* NULL: no adapters */
+    struct zoo_frozen frozen;
 };
 
 /* Reads --dtype and the sizes, and records them and the options in `numbers` (ended by NULL) as the model's settings.

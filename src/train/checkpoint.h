@@ -13,7 +13,8 @@
 /* Elements of a parameter in a checkpoint; `sampled`: of modelled devices. */
 static inline int64_t checkpoint_elements(const struct hapt_tensor *parameter, bool sampled)
 {
-    const int64_t elements = hapt_tensor_elements(parameter);
+    const struct hapt_tensor published = hapt_tensor_published(parameter);
+    const int64_t elements = hapt_tensor_elements(&published);
     return sampled && elements > CHECKPOINT_SAMPLE ? CHECKPOINT_SAMPLE : elements;
 }
 

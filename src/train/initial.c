@@ -12,6 +12,7 @@ static enum hapt_status set_parameter(struct stage *stage, int tensor, const str
     for (int state = -1; state < (checkpoint ? state_count : 0); state++) {
         HAPT_TRY(checkpoint ? hapt_checkpoint_read(checkpoint, parameter->name, state, elements, full)
                             : worker->runtime->initial(worker, tensor, full));
+        if (checkpoint && worker->runtime->computes) hapt_parameter_pack(parameter, full);
         HAPT_TRY(worker->runtime->set(stage, tensor, state, full, local));
     }
     return HAPT_OK;

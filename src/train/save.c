@@ -43,6 +43,7 @@ static enum hapt_status pass_tensors(const struct saver *saver, bool from_stage,
             const enum hapt_status gathered =
                 from_stage ? worker->runtime->gather(stage, t, state, saver->local, value) : HAPT_OK;
             if (gathered != HAPT_OK) hapt_die(gathered); /* peers may wait */
+            if (from_stage && worker->runtime->computes && stage->rank == 0) hapt_parameter_unpack(parameter, value);
             if (file && status == HAPT_OK) status = write_tensor(saver, file, t, state, value);
             if (copy) copy += worker_kept(worker, parameter, NULL, NULL);
             if (!saver->saving.copies) hapt_progress_advance(1);

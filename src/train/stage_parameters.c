@@ -17,8 +17,9 @@ int64_t worker_kept(const struct worker *worker, const struct hapt_tensor *param
     const bool sampled = !worker->runtime->computes;
     const int64_t elements = checkpoint_elements(parameter, sampled);
     if (!dims) return elements;
-    *dims = sampled ? 1 : parameter->dims;
-    memcpy(shape, parameter->shape, sizeof parameter->shape);
+    const struct hapt_tensor published = hapt_tensor_published(parameter);
+    *dims = sampled ? 1 : published.dims;
+    memcpy(shape, published.shape, sizeof published.shape);
     if (sampled) shape[0] = elements;
     return elements;
 }

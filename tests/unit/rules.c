@@ -56,6 +56,8 @@ static int64_t size_of_letter(int type, char letter)
     if (strncmp(name, "class_token", 11) == 0 && strchr("uwpm", letter)) return letter == 'p' ? 5 : 1;
     if (strncmp(name, "class_and_mean", 14) == 0 && letter == 'e') return 2 * 8; /* 2 d */
     if (strncmp(name, "head_rms_norm", 13) == 0 && letter == 'n') return 12;     /* 24 columns of 2 heads */
+    if (strncmp(name, "linear_packed", 13) == 0 && strchr("giw", letter)) /* int8: 9 words per block of 32 columns */
+        return letter == 'w' ? 9 : letter == 'g' ? 4 : 4 * 32;
     switch (letter) {
     case 'b': return 4;
     case 't': return 6;

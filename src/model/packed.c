@@ -1,0 +1,78 @@
+/* Packed parameters (packing.h): their published shape, and conversion in place. */
+#include "hapt/packing.h"
+
+#include "hapt/model.h"
+
+struct hapt_tensor hapt_tensor_published(const struct hapt_tensor *parameter)
+{
+    struct hapt_tensor published = *parameter;
+    if (!parameter->packed) return published;
+    published.packed = false;
+    published.dims = 2;
+    published.shape[1] = parameter->shape[1] * HAPT_PACKING_COLUMNS;
+    published.shape[2] = 0;
+    return published;
+}
+
+/* 16 significant bits: each product with a byte is exact, so unpacked weights pack to the same bits. */
+static float short_scale(float scale)
+{
+    uint32_t bits;
+    memcpy(&bits, &scale, sizeof bits);
+    bits = (bits + 0x80u) & ~0xffu;
+    memcpy(&scale, &bits, sizeof scale);
+    return scale;
+}
+
+static void pack_int8(const float *value, float *block)
+{
+    signed char column[HAPT_PACKING_COLUMNS];
+    float most = 0;
+    for (int c = 0; c < HAPT_PACKING_COLUMNS; c++) most = fmaxf(most, fabsf(value[c]));
+    const float scale = short_scale(most / 127);
+    for (int c = 0; c < HAPT_PACKING_COLUMNS; c++)
+        column[c] = (signed char)(scale > 0 ? fmaxf(-127, fminf(127, rintf(value[c] / scale))) : 0);
+    memcpy(block, column, sizeof column);
+    memcpy((char *)block + sizeof column, &scale, sizeof scale);
+}
+
+static void pack_bf16(const float *value, float *block)
+{
+    uint16_t column[HAPT_PACKING_COLUMNS];
+    for (int c = 0; c < HAPT_PACKING_COLUMNS; c++) column[c] = hapt_bf16_from_f32(value[c]);
+    memcpy(block, column, sizeof column);
+}
+
+static void unpack_block(enum hapt_packing packing, const float *block, float *value)
+{
+    uint16_t column[HAPT_PACKING_COLUMNS];
+    memcpy(column, block, packing == HAPT_PACKING_BF16 ? sizeof column : 0);
+    for (int c = 0; c < HAPT_PACKING_COLUMNS; c++)
+        value[c] = packing == HAPT_PACKING_BF16 ? hapt_bf16_to_f32(column[c]) : hapt_packing_int8(block, c);
+}
+
+/* Blocks shrink, so that those in front leave room. */
+void hapt_parameter_pack(const struct hapt_tensor *parameter, float *value)
+{
+    if (!parameter->packed) return;
+    const int64_t words = parameter->shape[2], blocks = parameter->shape[0] * parameter->shape[1];
+    for (int64_t b = 0; b < blocks; b++) {
+        float block[HAPT_PACKING_COLUMNS];
+        memcpy(block, value + b * HAPT_PACKING_COLUMNS, sizeof block);
+        if (hapt_packing_of(words) == HAPT_PACKING_INT8)
+            pack_int8(block, value + b * words);
+        else
+            pack_bf16(block, value + b * words);
+    }
+}
+
+void hapt_parameter_unpack(const struct hapt_tensor *parameter, float *value)
+{
+    if (!parameter->packed) return;
+    const int64_t words = parameter->shape[2];
+    for (int64_t b = parameter->shape[0] * parameter->shape[1] - 1; b >= 0; b--) {
+        float block[HAPT_PACKING_BF16_WORDS];
+        memcpy(block, value + b * words, (size_t)words * sizeof *block);
+        unpack_block(hapt_packing_of(words), block, value + b * HAPT_PACKING_COLUMNS);
+    }
+}
