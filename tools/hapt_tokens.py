@@ -1,21 +1,23 @@
 #!/usr/bin/env python3
 """Text becomes a data file for hapt, by the tokenizer of a published model (Hugging Face).
 
-usage: hapt_tokens.py --tokenizer FOLDER --output tokens.h5 [--held-out held-out.h5] [--share 0.05] FILE...
+usage: hapt_tokens.py --tokenizer FOLDER --output tokens.h5 [--held-out held-out.h5] [--share 0.05] [--answers-only] FILE...
+       hapt_tokens.py --tokenizer FOLDER --output tokens.h5 [...] --dataset NAME [--split train]
        hapt_tokens.py --tokenizer FOLDER --encode TEXT
        hapt_tokens.py --tokenizer FOLDER --decode < lines
 
-FOLDER holds the tokenizer of the model (tokenizer.json). A FILE that ends in .jsonl has a document per line, an object with "text", or with
-"messages" for the chat template of the tokenizer; any other file is one document of UTF-8 text. The token that ends a text follows each
-document. --held-out: about --share of the documents, evenly spaced, go to a second file for --validation-data; the end of the text, if there
+FOLDER holds the tokenizer of the model (tokenizer.json). A FILE that ends in .jsonl has a document per line, an object with "text", with
+"messages" for the chat template of the tokenizer, or with "prompt" and "completion"; any other file is one document of UTF-8 text. --dataset
+is a dataset of Hugging Face's library datasets, by its name or the folder of save_to_disk, with these fields. The token that ends a text
+follows each document. --answers-only: only messages of the assistant and completions count for the loss; the prompts are context. --held-out: about --share of the documents, evenly spaced, go to a second file for --validation-data; the end of the text, if there
 is one document only.
 
 --encode prints the tokens of a text as "5,17,3", for hapt generate --prompt-tokens; as in training data, no token that begins a text is
 added. --decode reads such lines, which hapt generate prints, and
 prints their texts.
 
-The output is /tokens [n], uint32, in the order of the documents. hapt draws rows from it by seed and step. Needs h5py and tokenizers;
-"messages" need transformers."""
+The output is /tokens [n], uint32, in the order of the documents, with --answers-only beside /targets [n], the token after each one, or
+-100. hapt draws rows from it by seed and step, or in epochs. Needs h5py and tokenizers; "messages" need transformers."""
 import argparse
 import json
 import os
@@ -44,8 +46,37 @@ def need_h5py():
         fail("data files need h5py", "python3 -m pip install h5py")
 
 
+IGNORED = -100  # a target that does not count
+
+
+def document(entry, where):
+    """The text, the list of messages, or the pair of prompt and completion of an entry."""
+    if isinstance(entry, dict):
+        if isinstance(entry.get("prompt"), str) and isinstance(entry.get("completion"), str):
+            return entry["prompt"], entry["completion"]
+        found = entry.get("text", entry.get("messages"))
+        if isinstance(found, (str, list)):
+            return found
+    fail("%s has neither \"text\" nor \"messages\", nor \"prompt\" and \"completion\"" % where, "rename the fields that hold the text")
+
+
+def entries(name, split):
+    """The documents of a dataset of Hugging Face."""
+    try:
+        import datasets
+    except ImportError as missing:
+        fail(str(missing), "--dataset needs the library: python3 -m pip install datasets")
+    found = datasets.load_from_disk(name) if os.path.isdir(name) else datasets.load_dataset(name, split=split)
+    if isinstance(found, dict):
+        if split not in found:
+            fail("%s has no split %s" % (name, split), "it has " + ", ".join(found))
+        found = found[split]
+    for number, entry in enumerate(found):
+        yield document(entry, "%s, entry %d" % (name, number))
+
+
 def documents(path):
-    """The texts, or lists of messages, of a file."""
+    """The documents of a file."""
     with open(path, encoding="utf-8") as file:
         if not path.endswith(".jsonl"):
             yield file.read()
@@ -57,10 +88,7 @@ def documents(path):
                 entry = json.loads(line)
             except ValueError as error:
                 fail("%s, line %d: %s" % (path, number, error), "each line of a .jsonl file is a JSON object")
-            found = entry.get("text", entry.get("messages")) if isinstance(entry, dict) else None
-            if not isinstance(found, (str, list)):
-                fail("%s, line %d has neither \"text\" nor \"messages\"" % (path, number), "rename the field that holds the text")
-            yield found
+            yield document(entry, "%s, line %d" % (path, number))
 
 
 class Words:
@@ -84,39 +112,71 @@ class Words:
                 return value
         return None
 
-    def tokens(self, document):
+    def encode(self, text):
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
+
+    def apply(self, messages, answer_follows=False):
+        if self.chat is None:
+            try:
+                from transformers import AutoTokenizer
+            except ImportError as missing:
+                fail(str(missing), "chat messages need transformers: python3 -m pip install transformers")
+            self.chat = AutoTokenizer.from_pretrained(self.folder)
+        return list(self.chat.apply_chat_template(messages, tokenize=True, return_dict=False, add_generation_prompt=answer_follows))
+
+    def answers(self, messages, found):
+        """Which tokens of a chat the assistant says: those that follow the beginning of its turn, up to the end of the turn."""
+        counts = [False] * len(found)
+        for number, message in enumerate(messages):
+            if message.get("role") != "assistant":
+                continue
+            before, after = self.apply(messages[:number], True), self.apply(messages[:number + 1])
+            if found[:len(after)] != after or after[:len(before)] != before:
+                fail("the chat template changes earlier messages, so that answers cannot be found", "split such chats into one answer each")
+            counts[len(before):len(after)] = [True] * (len(after) - len(before))
+        return counts
+
+    def tokens(self, document, answers_only):
+        """The tokens of a document, and which of them count."""
         if isinstance(document, str):
-            found = self.tokenizer.encode(document, add_special_tokens=False).ids
+            found = self.encode(document)
+            counts = [True] * len(found)
+        elif isinstance(document, tuple):
+            prompt, completion = map(self.encode, document)
+            found, counts = prompt + completion, [False] * len(prompt) + [True] * len(completion)
         else:
-            if self.chat is None:
-                try:
-                    from transformers import AutoTokenizer
-                except ImportError as missing:
-                    fail(str(missing), "chat messages need transformers: python3 -m pip install transformers")
-                self.chat = AutoTokenizer.from_pretrained(self.folder)
-            found = self.chat.apply_chat_template(document, tokenize=True, return_dict=False)
+            found = self.apply(document)
+            counts = self.answers(document, found) if answers_only else [True] * len(found)
         if self.end is not None and (not found or found[-1] != self.end):
+            counts = counts + [bool(counts) and counts[-1]]
             found = list(found) + [self.end]
-        return found
+        return found, counts
 
 
 class Stream:
-    """/tokens of a new file, written in blocks; it appears under its name when it is complete."""
+    """/tokens of a new file, and /targets if some do not count, written in blocks; it appears under its name when it is complete."""
 
-    def __init__(self, path):
-        self.path, self.partial, self.kept, self.count = path, path + ".partial", [], 0
+    def __init__(self, path, answers_only):
+        self.path, self.partial, self.kept, self.wanted, self.count = path, path + ".partial", [], [], 0
         self.file = h5py.File(self.partial, "w")
         self.tokens = self.file.create_dataset("tokens", (0,), numpy.uint32, maxshape=(None,), chunks=(1 << 16,))
+        self.targets = self.file.create_dataset("targets", (0,), numpy.int32, maxshape=(None,), chunks=(1 << 16,)) if answers_only else None
 
-    def add(self, tokens):
+    def add(self, tokens, counts):
+        """A target is the next token of the same document."""
         self.kept.extend(tokens)
+        if self.targets is not None:
+            self.wanted.extend(token if counted else IGNORED for token, counted in zip(tokens[1:], counts[1:]))
+            self.wanted.extend([IGNORED] * (len(tokens) > 0))
         if len(self.kept) >= BLOCK:
             self.write()
 
     def write(self):
-        self.tokens.resize((self.count + len(self.kept),))
-        self.tokens[self.count:] = numpy.array(self.kept, numpy.uint32)
-        self.count, self.kept = self.count + len(self.kept), []
+        for dataset, values in ((self.tokens, self.kept), (self.targets, self.wanted)):
+            if dataset is not None:
+                dataset.resize((self.count + len(self.kept),))
+                dataset[self.count:] = numpy.array(values, dataset.dtype)
+        self.count, self.kept, self.wanted = self.count + len(self.kept), [], []
 
     def remove_partial(self):
         """After a failure."""
@@ -139,14 +199,17 @@ def main():
     parser.add_argument("--decode", action="store_true")
     parser.add_argument("--held-out")
     parser.add_argument("--share", type=float)
+    parser.add_argument("--answers-only", action="store_true")
+    parser.add_argument("--dataset")
+    parser.add_argument("--split", default="train")
     parser.add_argument("file", nargs="*")
     options = parser.parse_args()
     if (options.output is not None) + (options.encode is not None) + options.decode != 1:
         fail("give one of --output, --encode and --decode", "hapt_tokens.py --help")
-    if bool(options.file) != bool(options.output):
-        fail("--output needs a FILE, the others take none", "hapt_tokens.py --help")
-    if not options.output and (options.held_out or options.share is not None):
-        fail("--held-out and --share need --output", "hapt_tokens.py --help")
+    if bool(options.file or options.dataset) != bool(options.output) or (options.file and options.dataset):
+        fail("--output needs a FILE or --dataset, the others take none", "hapt_tokens.py --help")
+    if not options.output and (options.held_out or options.share is not None or options.answers_only):
+        fail("--held-out, --share and --answers-only need --output", "hapt_tokens.py --help")
     if options.encode is not None:
         print(",".join(map(str, Words(options.tokenizer).tokenizer.encode(options.encode, add_special_tokens=False).ids)))
         return
@@ -160,7 +223,7 @@ def main():
     for path in filter(None, (options.output, options.held_out)):
         if os.path.exists(path):
             fail("%s exists" % path, "remove it, or give another name")
-    streams = [Stream(path) for path in (options.output, options.held_out) if path]
+    streams = [Stream(path, options.answers_only) for path in (options.output, options.held_out) if path]
     try:
         write(options, Words(options.tokenizer), streams)
     finally:
@@ -180,28 +243,30 @@ def write(options, words, streams):
     """Each document goes to the first stream, or to the second one, if there is one and its share is due."""
     due, number, only = 0.0, 0, None
 
-    def place(tokens):
+    def place(tokens, counts):
         nonlocal due
         due += options.share if len(streams) > 1 else 0
         held_out = due >= 1
         due -= held_out
-        streams[held_out].add(tokens)
+        streams[held_out].add(tokens, counts)
 
-    for path in options.file:
-        for document in documents(path):
+    sources = [entries(options.dataset, options.split)] if options.dataset else map(documents, options.file)
+    for found in sources:
+        for one in found:
             number += 1
-            tokens = words.tokens(document)
+            tokens = words.tokens(one, options.answers_only)
             if number == 1:
                 only = tokens
                 continue
             if number == 2:
-                place(only)
-            place(tokens)
+                place(*only)
+            place(*tokens)
     if number == 1:
-        end = len(only) - (max(1, int(options.share * len(only))) if len(streams) > 1 else 0)
-        streams[0].add(only[:end])
+        tokens, counts = only
+        end = len(tokens) - (max(1, int(options.share * len(tokens))) if len(streams) > 1 else 0)
+        streams[0].add(tokens[:end], counts[:end])
         if len(streams) > 1:
-            streams[1].add(only[end:])
+            streams[1].add(tokens[end:], counts[end:])
     for stream in streams:
         if not stream.kept and not stream.count:
             fail("%s would be empty: %d documents" % (stream.path, number), "give more text, or a larger --share")

@@ -1,7 +1,10 @@
-"""usage: tutorial.py make|check|text, in a folder with texts/. make: a small Qwen3 with a tokenizer trained on the texts, in model/. check: the
+"""usage: tutorial.py make|check|text|chat, in a folder with texts/. make: a small Qwen3 with a tokenizer trained on the texts, in model/. check: the
 run's validation loss fell, and the exported folder gives it in transformers, too. text: the text on standard input is the one that
-transformers generates, as long as it is sure."""
+transformers generates, as long as it is sure. chat TOOL HAPT: targets of chats and completions are those that transformers marks, and hapt's loss
+on them is transformers'."""
 import glob
+import json
+import subprocess
 import sys
 
 import h5py
@@ -59,4 +62,47 @@ def text():
     assert len(tokens) > len(prompt) + 3 and found.startswith(wanted), (found, wanted)
 
 
-{"make": make, "check": check, "text": text}[sys.argv[1]]()
+CHAT = ("{% for m in messages %}{{ '<' + m['role'] + '>' }}{% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] + '<end>' }}"
+        "{% endgeneration %}{% else %}{{ m['content'] + '<end>' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}")
+
+
+def chat():
+    tool, hapt = sys.argv[2:]
+    words = transformers.AutoTokenizer.from_pretrained("tuned")
+    words.chat_template = CHAT
+    words.save_pretrained("chat")
+    model = transformers.AutoModelForCausalLM.from_pretrained("tuned").double().eval()
+    said = [[("system", "be brief"), ("user", "while (i < %d)" % i), ("assistant", "i++; return %d;" % i), ("user", "more"), ("assistant", "int x;")] for i in range(60)]
+    chats = [[{"role": role, "content": content} for role, content in one] for one in said]
+    pairs = [{"prompt": "static int f%d(void)" % i, "completion": "{ return %d; }" % i} for i in range(40)]
+    with open("chat.jsonl", "w") as file:
+        file.writelines(json.dumps(one) + "\n" for one in [{"messages": chat} for chat in chats] + pairs)
+    tokens, targets = [], []
+    for one in chats:
+        found = words.apply_chat_template(one, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
+        counts = found["assistant_masks"]
+        assert 0 < sum(counts) < len(counts), counts
+        tokens += found["input_ids"]
+        targets += [token if counted else -100 for token, counted in zip(found["input_ids"][1:], counts[1:])] + [-100]
+    for one in pairs:
+        prompt, completion = (words.encode(one[key], add_special_tokens=False) for key in ("prompt", "completion"))
+        completion.append(words.eos_token_id)
+        tokens += prompt + completion
+        targets += [-100] * (len(prompt) - 1) + completion + [-100]
+    subprocess.run([sys.executable, tool, "--tokenizer", "chat", "--output", "chat.h5", "--answers-only", "chat.jsonl"], check=True)
+    with h5py.File("chat.h5") as file:
+        assert file["tokens"][()].tolist() == tokens and file["targets"][()].tolist() == targets
+    total = count = 0
+    with torch.no_grad():
+        for start in range(0, len(tokens) - T + 1, T):
+            wanted = torch.tensor(targets[start:start + T])
+            loss = torch.nn.functional.cross_entropy(model(torch.tensor([tokens[start:start + T]])).logits[0], wanted, ignore_index=-100, reduction="sum")
+            total, count = total + loss.item(), count + (wanted != -100).sum().item()
+    command = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", "3", hapt, "evaluate", "--input", "model.h5", "--checkpoint", "outputs/model", "--cluster", "lab.json", "--data", "chat.h5"]
+    done = subprocess.run(command + ["--threads", "1", "--json"], capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    assert found["targets"] == count and abs(found["loss"] / (total / count) - 1) < 1e-5, (found, total / count, count)
+    print("chat: %d of %d tokens count; loss of transformers %.6f, of hapt %.6f" % (count, len(tokens), total / count, found["loss"]))
+
+
+{"make": make, "check": check, "text": text, "chat": chat}[sys.argv[1]]()

@@ -25,6 +25,7 @@ blocks bash >"$scratch/words"
 check "transformers continues the text so, too: $(cat "$scratch/text")" "$python" "$own/tests/system/tutorial.py" text <"$scratch/text"
 evaluate=$(grep -o '`build/hapt evaluate [^`]*`' docs/tutorial.md | tr -d '`')
 check "hapt evaluate: $evaluate" mpirun --oversubscribe --bind-to none -np 3 $evaluate --threads 1
+"$python" "$own/tests/system/tutorial.py" chat "$scratch/tools/hapt_tokens.py" "$HAPT" >"$scratch/said" 2>&1 || fail "chats: $(tail -n 5 "$scratch/said")"
 check "hapt report" build/hapt report --input outputs/model/run.h5
 check "hapt plan --explain" build/hapt plan --input model.h5 --cluster lab.json --predict --explain
 finish
