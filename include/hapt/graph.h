@@ -50,6 +50,7 @@ struct hapt_tensor {
     int gradient;   /* gradient tensor of a parameter or activation, or -1 */
     int primal;     /* of a gradient: the tensor it is the gradient of (the first, if several), else -1 */
     bool trainable; /* parameters only */
+    bool undecayed; /* a parameter without weight decay, whatever its dimensions (--no-decay) */
     bool packed;    /* a frozen matrix in fewer bits (packing.h), which its operators unpack */
     enum hapt_init init;
     double init_std;

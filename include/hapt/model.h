@@ -80,6 +80,10 @@ enum hapt_status hapt_model_rebatch(const struct hapt_model *model, int rows, st
 /* True if the loss of a row depends on the other rows of its microbatch (batch norm). Losses of different rows of a
  * microbatch then differ. */
 bool hapt_model_mixes_rows(const struct hapt_model *model);
+/* True if the name matches one of the shell patterns, which commas separate. */
+bool hapt_patterns_match(const char *patterns, const char *name);
+/* HAPT_ERR_USAGE: a pattern of the option matches no parameter. A misspelt one would silently do nothing. */
+enum hapt_status hapt_patterns_check(const char *option, const char *patterns, const struct hapt_graph *graph);
 /* The input tensor with that role, or -1. */
 int hapt_model_input(const struct hapt_model *model, enum hapt_tensor_role role);
 const char *hapt_model_setting(const struct hapt_model *model, const char *name); /* NULL: absent */

@@ -13,7 +13,7 @@ bool tensor_is_updating(const struct hapt_graph *graph, int tensor);
 static inline int tensor_parameter_class(const struct hapt_tensor *parameter)
 {
     if (!parameter->trainable) return 2;
-    return hapt_tensor_published_dims(parameter) >= 2 ? 0 : 1;
+    return hapt_tensor_published_dims(parameter) >= 2 && !parameter->undecayed ? 0 : 1;
 }
 
 /* Elements with padding, so that parameters start on 64-byte boundaries in the fp32 and the bf16 block. */

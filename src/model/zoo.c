@@ -128,21 +128,18 @@ enum hapt_status zoo_linear_in_out(struct zoo *zoo, const char *prefix, int64_t 
     return product(zoo, "linear", prefix, (int64_t[]){in, out}, out, std, true, x, y);
 }
 
-/* A frozen layer without a bias that trains is packed, if its inputs are whole blocks. */
-static enum hapt_status is_packed(const struct zoo *zoo, const char *prefix, int64_t in, bool bias, bool *packed)
+static bool trains(const struct zoo *zoo, const char *prefix, const char *end)
 {
-    const char *const ends[] = {"weight", "bias"};
-    enum hapt_status status = HAPT_OK;
-    *packed = zoo->frozen.packing != HAPT_PACKING_NONE && in % HAPT_PACKING_COLUMNS == 0;
-    for (int i = 0; i <= bias && *packed && status == HAPT_OK; i++) {
-        char name[MAX_NAME];
-        struct hapt_arena scratch;
-        hapt_arena_init(&scratch);
-        snprintf(name, sizeof name, "%s.%s", prefix, ends[i]);
-        *packed = !zoo_trains(&zoo->frozen, name, &scratch, &status);
-        hapt_arena_release(&scratch);
-    }
-    return status;
+    char name[MAX_NAME];
+    snprintf(name, sizeof name, "%s.%s", prefix, end);
+    return zoo_trains(&zoo->frozen, name);
+}
+
+/* A frozen layer without a bias that trains is packed, if its inputs are whole blocks. */
+static bool is_packed(const struct zoo *zoo, const char *prefix, int64_t in, bool bias)
+{
+    return zoo->frozen.packing != HAPT_PACKING_NONE && in % HAPT_PACKING_COLUMNS == 0 &&
+           !trains(zoo, prefix, "weight") && !(bias && trains(zoo, prefix, "bias"));
 }
 
 static enum hapt_status packed_product(struct zoo *zoo, const char *prefix, int64_t in, int64_t out, double std,
@@ -168,9 +165,7 @@ static enum hapt_status packed_product(struct zoo *zoo, const char *prefix, int6
 enum hapt_status zoo_linear(struct zoo *zoo, const char *prefix, int64_t in, int64_t out, double std, bool bias, int x,
                             int *y)
 {
-    bool packed;
-    HAPT_TRY(is_packed(zoo, prefix, in, bias, &packed));
-    if (packed)
+    if (is_packed(zoo, prefix, in, bias))
         HAPT_TRY(packed_product(zoo, prefix, in, out, std, bias, x, y));
     else
         HAPT_TRY(product(zoo, "linear_t", prefix, (int64_t[]){out, in}, out, std, bias, x, y));

@@ -39,8 +39,7 @@ struct zoo_frozen {
     enum hapt_packing packing;
 };
 struct zoo_frozen zoo_frozen_of(const struct hapt_config *config);
-/* Patterns are copied to `arena`. */
-bool zoo_trains(const struct zoo_frozen *frozen, const char *name, struct hapt_arena *arena, enum hapt_status *status);
+bool zoo_trains(const struct zoo_frozen *frozen, const char *name);
 
 /* A model under construction. The sizes are the options of these names; `rows` is the microbatch. */
 struct zoo {

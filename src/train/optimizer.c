@@ -16,6 +16,18 @@ static enum hapt_rate_schedule schedule_of(const char *name)
     return schedule;
 }
 
+enum hapt_status hapt_optimizer_exempt(const struct hapt_config *config, const struct hapt_model *model)
+{
+    const char *patterns = hapt_config_text(config, "no-decay");
+    if (!patterns) return HAPT_OK;
+    HAPT_TRY(hapt_patterns_check("no-decay", patterns, model->graph));
+    for (int t = 0; t < model->graph->tensor_count; t++) {
+        struct hapt_tensor *tensor = &model->graph->tensor[t];
+        tensor->undecayed = tensor->kind == HAPT_TENSOR_PARAMETER && hapt_patterns_match(patterns, tensor->name);
+    }
+    return HAPT_OK;
+}
+
 void hapt_optimizer_options(const struct hapt_config *config, struct hapt_optimizer_options *options)
 {
     const bool adamw = strcmp(hapt_config_text(config, "optimizer"), "adamw") == 0;

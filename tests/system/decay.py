@@ -1,0 +1,53 @@
+"""usage: decay.py HAPT FOLDER. After one step, parameters that --no-decay names have the bits of a run without weight decay, the others those of a
+run with it: on one rank, two ranks that share the optimizer state, and with that state on the host. A resumed run keeps the option."""
+import fnmatch
+import json
+
+import h5py
+import numpy as np
+
+from checking import check, end, passes, path, refuses
+
+random = np.random.default_rng(2)
+with h5py.File(path("text.h5"), "w") as file:
+    file["tokens"] = random.integers(0, 64, 3000).astype(np.uint16)
+passes("model", "gpt", "--layers", 2, "--hidden", 32, "--heads", 2, "--sequence", 16, "--vocab", 64, "--microbatch", 2, "--output", path("m.h5"))
+with open(path("c.json"), "w") as file:
+    json.dump({"format": "hapt-cluster", "version": 1,
+               "subclusters": [{"name": "a", "nodes": 1, "devices_per_node": 2, "device": "cpu", "memory": "300 MB"}]}, file)
+PATTERNS = "wte.weight,h.0.*,*.c_fc.weight"
+common = ["--input", path("m.h5"), "--data", path("text.h5"), "--microbatches", 4, "--learning-rate", "1e-2", "--lr-schedule", "constant", "--predict", "--threads", 1]
+
+
+def weights(name, *words, ranks=1, steps=1):
+    passes(*common, "--steps", steps, "--output", path(name), *words, ranks=ranks)
+    return exported(name)
+
+
+def exported(name):
+    passes("export", "--checkpoint", path(name), "--output", path(name + ".h5"))
+    found = {}
+    with h5py.File(path(name + ".h5")) as file:
+        file["parameters"].visititems(lambda key, item: found.update({key: item[()]}) if isinstance(item, h5py.Dataset) else None)
+    return found
+
+
+places = {"one": (1, []), "two": (2, ["--cluster", path("c.json"), "--layers-per-model", 2, "--program", "data", "--stages", "0-2@a:1x2"]),
+          "host": (1, ["--offload", "optimizer"])}
+for place, (ranks, words) in places.items():
+    decayed, plain, mixed = (weights(place + name, *words, *options, ranks=ranks)
+                             for name, options in (("with", ["--weight-decay", "0.5"]), ("without", ["--weight-decay", "0"]),
+                                                   ("mixed", ["--weight-decay", "0.5", "--no-decay", PATTERNS])))
+    named = [name for name in mixed if any(fnmatch.fnmatch(name, pattern) for pattern in PATTERNS.split(","))]
+    differ = [name for name in mixed if not np.array_equal(decayed[name], plain[name])]
+    check(len(named) > 8 and len(set(named) & set(differ)) >= 4 and len(set(differ) - set(named)) >= 3, f"{place}: {named}, {differ}")
+    for name in mixed:
+        check(np.array_equal(mixed[name], (plain if name in named else decayed)[name]), f"{place}: {name}")
+
+whole = weights("whole", "--weight-decay", "0.5", "--no-decay", PATTERNS, steps=4)
+weights("parts", "--weight-decay", "0.5", "--no-decay", PATTERNS, "--stop-after", 2, steps=4)
+passes("--input", path("m.h5"), "--data", path("text.h5"), "--resume", "--output", path("parts"), "--predict", "--threads", 1)
+resumed = exported("parts")
+check(all(np.array_equal(whole[name], resumed[name]) for name in whole), "a resumed run")
+refuses(2, "no parameter has a name like", *common, "--no-decay", "wte.weight,nothing.*", "--steps", 1, "--output", path("none"))
+end()
