@@ -132,6 +132,15 @@ static enum hapt_status gradient_add(struct hapt_graph *graph, int op)
     return hapt_gradient_share(graph, op, second);
 }
 
+static enum hapt_status infer_cross_entropy(const struct hapt_graph *graph, const struct hapt_op *op,
+                                            struct hapt_tensor *output)
+{
+    (void)graph, (void)output;
+    return op->real[0] >= 0 && op->real[0] < 1
+               ? HAPT_OK
+               : hapt_op_bad_attribute(op, "its label smoothing is not between 0 and 1");
+}
+
 /* clang-format off */
 const struct hapt_op_type hapt_ops_transformer[] = {
     {.name = "embedding", .signature = "bt,v~d,t!+d?->btd", .dtypes = "icc->c", .flops = flops_embedding,
@@ -183,9 +192,10 @@ const struct hapt_op_type hapt_ops_transformer[] = {
      .backward = "copy", .backward_operands = "d>0", .attributes = "x -> y"},
     {.name = "cross_entropy", .signature = "...v~,...->,...", .dtypes = "ci->ff", .flops_per_element = 4,
      .inner_all_reduces = 3 /* maximum, sum of exponentials, the target's logit */, .backward = "cross_entropy_dx", .backward_operands = "01Bd>0",
-     .attributes = "logits, targets (-100: ignored) -> loss (SUM over targets), logsumexp"},
+     .infer = infer_cross_entropy,
+     .attributes = "logits, targets (-100: ignored) -> loss (SUM over targets), logsumexp; real[0] label smoothing of the gradient"},
     {.name = "cross_entropy_dx", .signature = "...v~,...,...,->...v~", .dtypes = "ciff->c", .flops_per_element = 4,
-     .attributes = "logits, targets, logsumexp, scale -> dlogits"},
+     .attributes = "logits, targets, logsumexp, scale -> dlogits; real[0] label smoothing"},
     {.name = NULL},
 };
 /* clang-format on */

@@ -2,6 +2,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "hapt/ops.h"
 #include "hapt/train.h"
 
 static enum hapt_rate_schedule schedule_of(const char *name)
@@ -16,13 +17,23 @@ static enum hapt_rate_schedule schedule_of(const char *name)
     return schedule;
 }
 
-enum hapt_status hapt_optimizer_exempt(const struct hapt_config *config, const struct hapt_model *model)
+static void smooth_labels(const struct hapt_graph *graph, double smoothing)
 {
+    const int loss = hapt_op_type_find("cross_entropy"), backward = hapt_op_type_find("cross_entropy_dx");
+    for (int op = 0; op < graph->op_count; op++)
+        if (graph->op[op].type == loss || graph->op[op].type == backward) graph->op[op].real[0] = smoothing;
+}
+
+enum hapt_status hapt_optimizer_prepare(const struct hapt_config *config, const struct hapt_model *model)
+{
+    const struct hapt_graph *graph = model->graph;
     const char *patterns = hapt_config_text(config, "no-decay");
+    const double smoothing = hapt_config_real(config, "label-smoothing");
+    if (smoothing > 0 || hapt_config_given(config, "label-smoothing")) smooth_labels(graph, smoothing);
     if (!patterns) return HAPT_OK;
-    HAPT_TRY(hapt_patterns_check("no-decay", patterns, model->graph));
-    for (int t = 0; t < model->graph->tensor_count; t++) {
-        struct hapt_tensor *tensor = &model->graph->tensor[t];
+    HAPT_TRY(hapt_patterns_check("no-decay", patterns, graph));
+    for (int t = 0; t < graph->tensor_count; t++) {
+        struct hapt_tensor *tensor = &graph->tensor[t];
         tensor->undecayed = tensor->kind == HAPT_TENSOR_PARAMETER && hapt_patterns_match(patterns, tensor->name);
     }
     return HAPT_OK;

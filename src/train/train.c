@@ -531,7 +531,7 @@ static enum hapt_status prepare(struct run *run, const struct hapt_checkpoint *c
         return hapt_fail(HAPT_ERR_USAGE, "resume with the optimizer the checkpoint was made with",
                          "checkpoint %s holds %d optimizer states, but this optimizer has %d", checkpoint->path,
                          checkpoint->state_count, run->optimizer.state_count);
-    HAPT_TRY(hapt_optimizer_exempt(run->config, run->worker.model));
+    HAPT_TRY(hapt_optimizer_prepare(run->config, run->worker.model));
     HAPT_TRY(worker_build(&run->worker, run->config, run->optimizer.state_count));
     HAPT_TRY(replicas_prepare(&run->replicas, &run->worker, hapt_config_int(run->config, "replica-check")));
     HAPT_TRY(hapt_run_folder_name(run->config, run->arena, &folder));

@@ -358,6 +358,8 @@ static void embeddings(void)
     }
 }
 
+static double smoothing; /* of labels: this share of each target is spread over all classes */
+
 static void loss_reference(const struct problem *p, double *out)
 {
     const int64_t columns = p->input[0]->view.shape[2];
@@ -365,10 +367,11 @@ static void loss_reference(const struct problem *p, double *out)
     for (int64_t r = 0; r < p->input[1]->count; r++) {
         const double *logit = p->input[0]->value + r * columns;
         const int64_t target = (int64_t)p->input[1]->value[r];
-        double top = logit[0], total = 0;
+        double top = logit[0], total = 0, mean = 0;
+        for (int64_t c = 0; c < columns; c++) mean += logit[c] / (double)columns;
         for (int64_t c = 0; c < columns; c++) top = fmax(top, logit[c]);
         for (int64_t c = 0; c < columns; c++) total += exp(logit[c] - top);
-        if (target != -100) out[0] += top + log(total) - logit[target];
+        if (target != -100) out[0] += top + log(total) - (1 - smoothing) * logit[target] - smoothing * mean;
     }
 }
 
@@ -404,6 +407,10 @@ static void losses(void)
                                  .threads = call.threads};
         kernel_run("cross_entropy_dx", dtype, &back);
         check_gradient(&problem, 0, &dlogits.view, NULL, 30, dtype == HAPT_F32 ? 2e-6 : HALF_UNIT(dtype), "dlogits");
+        back.real[0] = smoothing = 0.25;
+        kernel_run("cross_entropy_dx", dtype, &back);
+        check_gradient(&problem, 0, &dlogits.view, NULL, 30, dtype == HAPT_F32 ? 2e-6 : HALF_UNIT(dtype), "smoothed");
+        smoothing = 0;
         for (int64_t r = 1; r < rows; r += 3)
             for (int64_t k = 0; k < c[2]; k++) CHECK(element_get(&dlogits.view, r * c[2] + k) == 0);
         element_set(&target.view, 0, (double)c[2]); /* one past the last class */

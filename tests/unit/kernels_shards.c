@@ -215,6 +215,7 @@ static void check_loss(enum hapt_dtype dtype, int shards, int64_t rows, int64_t 
                                   .output_count = 1,
                                   .threads = 1,
                                   .accumulate = add,
+                                  .real = {add ? 0.1 : 0},
                                   .input = {logits.view, target.view, lse.view, scale.view},
                                   .output = {dlogits.view}};
         for (int s = 0; s < shards; s++) {
@@ -237,6 +238,7 @@ static void check_loss(enum hapt_dtype dtype, int shards, int64_t rows, int64_t 
                                               .output_count = 1,
                                               .threads = 1,
                                               .accumulate = add,
+                                              .real = {add ? 0.1 : 0},
                                               .first_value = first[s],
                                               .value_count = classes,
                                               .input = {part[s].view, target.view, lse.view, scale.view},

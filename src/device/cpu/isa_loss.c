@@ -1,5 +1,6 @@
 /*
- * Softmax cross-entropy with its logsumexp, forward and backward. Rows with target -100 are ignored.
+ * Softmax cross-entropy with its logsumexp, forward and backward. Rows with target -100 are ignored. Label smoothing
+ * changes the gradient alone: the loss is the plain one.
  *
  * If the classes are sharded, the shards exchange the largest logit of each row. Then they exchange its sum of
  * exponentials and its target's logit, which only one shard has. So all shards get the same loss and logsumexp.
@@ -119,6 +120,8 @@ INLINE enum hapt_status loss_dx_run(const struct hapt_call *call, bool half)
     const void *logits = call->input[0].data;
     const int32_t *target = call->input[1].data;
     const float *lse = call->input[2].data, scale = *(const float *)call->input[3].data;
+    const int64_t classes = call->value_count > 0 ? call->value_count : columns;
+    const float hot = (float)(1 - call->real[0]), share = (float)(call->real[0] / (double)classes); /* 1, 0: plain */
     void *dlogits = call->output[0].data;
     const bool accumulate = call->accumulate & 1u;
     HAPT_TRY(check_targets(call, rows, columns));
@@ -130,13 +133,13 @@ INLINE enum hapt_status loss_dx_run(const struct hapt_call *call, bool half)
         const float before = accumulate && column >= 0 ? load(dlogits, at + column, 1, half)[0] : 0.0f;
         for (int64_t c = 0; c < columns; c += LANES) {
             const int64_t left = columns - c;
-            vector d = vector_exp(load(logits, at + c, left, half) - lse[r]) * weight;
+            vector d = (vector_exp(load(logits, at + c, left, half) - lse[r]) - share) * weight;
             if (accumulate) d += load(dlogits, at + c, left, half);
             store(dlogits, at + c, left, half, d);
         }
         if (column < 0) continue;
         const float p = vector_exp(vector_set(chosen - lse[r]))[0]; /* recomputed, so that bf16 rounds p - 1 once */
-        store(dlogits, at + column, 1, half, vector_set((p - 1.0f) * weight + before));
+        store(dlogits, at + column, 1, half, vector_set((p - hot - share) * weight + before));
     }
     return HAPT_OK;
 }

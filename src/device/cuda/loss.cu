@@ -1,5 +1,6 @@
 /*
- * Softmax cross-entropy with its logsumexp, forward and backward. Rows with target -100 are ignored.
+ * Softmax cross-entropy with its logsumexp, forward and backward. Rows with target -100 are ignored. Label smoothing
+ * changes the gradient alone: the loss is the plain one.
  *
  * If the classes are sharded, the shards exchange the largest logit of each row. Then they exchange its sum of
  * exponentials and its target's logit, which only one shard has. So all shards get the same loss and logsumexp.
@@ -184,10 +185,10 @@ template <class Element> static enum hapt_status loss_run(const struct hapt_call
                   (float *)call->output[0].data, (call->accumulate & 1u) != 0);
 }
 
-/* One block per row: exp(logit - lse) scale, minus 1 before scaling at the target; rounded once. */
+/* One block per row: (exp(logit - lse) - share) scale, minus `hot` before scaling at the target; rounded once. */
 template <class Element>
 static __global__ void loss_dx_kernel(const Element *x, struct logits logits, const float *lse, const float *scale,
-                                      Element *dx, bool accumulate)
+                                      float hot, float share, Element *dx, bool accumulate)
 {
     for (int64_t r = blockIdx.x; r < logits.rows; r += gridDim.x) {
         const int64_t at = r * logits.columns, column = target_column(logits, r),
@@ -199,7 +200,7 @@ static __global__ void loss_dx_kernel(const Element *x, struct logits logits, co
             load<N>(x + i, value);
             for (int e = 0; e < N; e++) {
                 const float p = expf(value[e] - whole);
-                value[e] = (i + e == special ? p - 1.0f : p) * weight;
+                value[e] = ((i + e == special ? p - hot : p) - share) * weight;
             }
             store<N>(dx + i, value, accumulate);
         });
@@ -211,9 +212,12 @@ template <class Element> static enum hapt_status loss_dx_run(const struct hapt_c
 {
     struct logits logits = logits_of(call, queue);
     logits.packed = logits.packed && aligned_16(call->output[0].data);
+    const float hot = (float)(1 - call->real[0]),
+                share = (float)(call->real[0] / (double)logits.classes); /* 1, 0: plain */
     return launch(loss_dx_kernel<Element>, blocks_for(logits.rows, 1), THREADS, 0, queue,
                   (const Element *)call->input[0].data, logits, (const float *)call->input[2].data,
-                  (const float *)call->input[3].data, (Element *)call->output[0].data, (call->accumulate & 1u) != 0);
+                  (const float *)call->input[3].data, hot, share, (Element *)call->output[0].data,
+                  (call->accumulate & 1u) != 0);
 }
 
 extern const struct cuda_kernel hapt_cuda_loss[] = {
