@@ -9,15 +9,16 @@ usage: hapt_tokens.py --tokenizer FOLDER --output tokens.h5 [--held-out held-out
 FOLDER holds the tokenizer of the model (tokenizer.json). A FILE that ends in .jsonl has a document per line, an object with "text", with
 "messages" for the chat template of the tokenizer, or with "prompt" and "completion"; any other file is one document of UTF-8 text. --dataset
 is a dataset of Hugging Face's library datasets, by its name or the folder of save_to_disk, with these fields. The token that ends a text
-follows each document. --answers-only: only messages of the assistant and completions count for the loss; the prompts are context. --held-out: about --share of the documents, evenly spaced, go to a second file for --validation-data; the end of the text, if there
+follows each document. --answers-only: of chats only the messages of the assistant count for the loss, of pairs the completions; the rest is
+context. Texts count as a whole. --held-out: about --share of the documents, evenly spaced, go to a second file for --validation-data; the end of the text, if there
 is one document only.
 
 --encode prints the tokens of a text as "5,17,3", for hapt generate --prompt-tokens; as in training data, no token that begins a text is
 added. --decode reads such lines, which hapt generate prints, and
 prints their texts.
 
-The output is /tokens [n], uint32, in the order of the documents, with --answers-only beside /targets [n], the token after each one, or
--100. hapt draws rows from it by seed and step, or in epochs. Needs h5py and tokenizers; "messages" need transformers."""
+The output is /tokens [n], uint32, in the order of the documents; with --answers-only also /targets [n]: the token after each one, or -100 if
+that one does not count. hapt draws rows from it by seed and step, or in epochs. Needs h5py and tokenizers; "messages" need transformers."""
 import argparse
 import json
 import os
@@ -54,9 +55,9 @@ def document(entry, where):
     if isinstance(entry, dict):
         if isinstance(entry.get("prompt"), str) and isinstance(entry.get("completion"), str):
             return entry["prompt"], entry["completion"]
-        found = entry.get("text", entry.get("messages"))
-        if isinstance(found, (str, list)):
-            return found
+        for found in (entry.get("text"), entry.get("messages")):
+            if isinstance(found, str) or (isinstance(found, list) and all(isinstance(one, dict) for one in found)):
+                return found
     fail("%s has neither \"text\" nor \"messages\", nor \"prompt\" and \"completion\"" % where, "rename the fields that hold the text")
 
 
@@ -159,8 +160,8 @@ class Stream:
     def __init__(self, path, answers_only):
         self.path, self.partial, self.kept, self.wanted, self.count = path, path + ".partial", [], [], 0
         self.file = h5py.File(self.partial, "w")
-        self.tokens = self.file.create_dataset("tokens", (0,), numpy.uint32, maxshape=(None,), chunks=(1 << 16,))
-        self.targets = self.file.create_dataset("targets", (0,), numpy.int32, maxshape=(None,), chunks=(1 << 16,)) if answers_only else None
+        self.tokens = self.file.create_dataset("tokens", (0,), numpy.uint32, maxshape=(None,), chunks=(1 << 18,))
+        self.targets = self.file.create_dataset("targets", (0,), numpy.int32, maxshape=(None,), chunks=(1 << 18,)) if answers_only else None
 
     def add(self, tokens, counts):
         """A target is the next token of the same document."""
@@ -201,13 +202,15 @@ def main():
     parser.add_argument("--share", type=float)
     parser.add_argument("--answers-only", action="store_true")
     parser.add_argument("--dataset")
-    parser.add_argument("--split", default="train")
+    parser.add_argument("--split")
     parser.add_argument("file", nargs="*")
     options = parser.parse_args()
     if (options.output is not None) + (options.encode is not None) + options.decode != 1:
         fail("give one of --output, --encode and --decode", "hapt_tokens.py --help")
     if bool(options.file or options.dataset) != bool(options.output) or (options.file and options.dataset):
         fail("--output needs a FILE or --dataset, the others take none", "hapt_tokens.py --help")
+    if options.split and not options.dataset:
+        fail("--split has no effect without --dataset", "hapt_tokens.py --help")
     if not options.output and (options.held_out or options.share is not None or options.answers_only):
         fail("--held-out, --share and --answers-only need --output", "hapt_tokens.py --help")
     if options.encode is not None:
@@ -250,7 +253,7 @@ def write(options, words, streams):
         due -= held_out
         streams[held_out].add(tokens, counts)
 
-    sources = [entries(options.dataset, options.split)] if options.dataset else map(documents, options.file)
+    sources = [entries(options.dataset, options.split or "train")] if options.dataset else map(documents, options.file)
     for found in sources:
         for one in found:
             number += 1

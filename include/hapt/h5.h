@@ -23,6 +23,8 @@ struct hapt_h5;
 
 enum hapt_h5_type { HAPT_H5_U8, HAPT_H5_U16, HAPT_H5_I32, HAPT_H5_I64, HAPT_H5_F32, HAPT_H5_F64 };
 
+size_t hapt_h5_type_bytes(enum hapt_h5_type type);
+
 #define HAPT_H5_MAX_DIMS 5
 
 /* Why the last failed hapt_h5_* call on this thread failed while reading. hapt_h5_open resets it to NONE, so NONE after
@@ -100,8 +102,10 @@ struct hapt_h5_blocks {
     int64_t count;
 };
 /* False if the elements do not stand in the file as this machine reads them: compressed, of another byte order or type,
- * in other files, or in chunks that divide rows of the leading dimension. */
+ * in other files, in chunks that divide rows of the leading dimension, or in very many chunks. */
 bool hapt_h5_find_blocks(struct hapt_h5 *file, const char *name, struct hapt_h5_blocks *blocks);
+/* What tells a file that was opened from others, also from a later one of its name: its size, device and inode. */
+void hapt_h5_file_identity(const struct hapt_h5 *file, int64_t *bytes, int64_t *device, int64_t *number);
 /* offset[blocks->count]: where each block begins, bytes. False if a block is missing or reaches beyond `file_bytes`. */
 bool hapt_h5_block_offsets(struct hapt_h5 *file, const char *name, const struct hapt_h5_blocks *blocks,
                            int64_t file_bytes, int64_t *offset);

@@ -36,6 +36,8 @@ struct hapt_op_type {
     double (*flops)(const struct hapt_graph *graph, const struct hapt_op *op, double rows_fraction);
     /* Maximum bytes that one operand moves, or NULL. For tables: only the rows that are looked up. */
     double (*operand_bytes_limit)(const struct hapt_graph *graph, const struct hapt_op *op, double rows_fraction);
+    /* Bytes that it moves beside its operands, or NULL. */
+    double (*other_bytes)(const struct hapt_graph *graph, const struct hapt_op *op);
     /* Checks attributes and fills in output sizes that the letters alone do not give, or NULL. On entry output[o] has
      * dims, dtype and the known sizes; 0 where the letter is unknown. */
     enum hapt_status (*infer)(const struct hapt_graph *graph, const struct hapt_op *op, struct hapt_tensor *output);
@@ -51,7 +53,7 @@ struct hapt_op_type {
     /* The letters, in order, whose sizes are in integer[]: integer[k] is the size of letter k, or a shard's own size. A
      * letter inside widths only (heads of "/h") may be listed. NULL: none. */
     const char *sized_letters;
-    /* The input that is a packed parameter (packing.h); 0: none. */
+    /* The input that is a packed parameter (packing.h), of which a kernel needs an unpacked copy; 0: none. */
     int packed;
     /* Number of fp32 all-reduces of its last output that the operator runs among the shards of an indexed letter that
      * an output lacks. Every shard then gets the full output. 0: outputs are plain partial sums. */

@@ -37,14 +37,18 @@ struct hapt_data_order {
  * [n]. Image models: /images [step][row][C][H][W] and /labels [step][row], or a stream /images [n][C][H][W] and /labels
  * [n]; bytes or floats. With /mean [C] and /std [C] a pixel is (stored - mean) / std; without them a byte is divided by
  * 255. HAPT_ERR_INPUT: wrong number or size of rows, too few steps, tokens outside the vocabulary, labels outside the
- * classes, epochs of exact batches. Collective over env->world; ends in agreement. */
+ * classes, epochs of exact batches. `order` NULL: all rows of the file, in any number per batch. Collective over
+ * env->world; ends in agreement. */
 enum hapt_status hapt_data_open(const struct hapt_env *env, const char *path, const struct hapt_model *model,
                                 const struct hapt_data_order *order, struct hapt_data **data);
 /* Checks form, rows, steps and the range of tokens and labels as hapt_data_open does; `order` NULL: as
- * hapt_data_open_held_out. Call early: a wrong file then fails before long work. *rows (may be NULL): those of an
- * epoch. Collective over env->world; ends in agreement. */
+ * hapt_data_open_held_out. Call early: a wrong file then fails before long work. Collective over env->world; ends in
+ * agreement. */
 enum hapt_status hapt_data_check(const struct hapt_env *env, const char *path, const struct hapt_model *model,
-                                 const struct hapt_data_order *order, int64_t *rows);
+                                 const struct hapt_data_order *order);
+/* The number of different rows: those of an epoch. Checks the form alone. Collective as above. */
+enum hapt_status hapt_data_rows(const struct hapt_env *env, const char *path, const struct hapt_model *model,
+                                const struct hapt_data_order *order, int64_t *rows);
 /* Opens held-out data for validation. Its rows come in order, each of them once, `rows` per step: windows of T tokens
  * that follow each other, the images of a stream, or the rows of exact batches of any size. `most` > 0: at most so
  * many, evenly spaced. Behind the last one, rows have no targets. Collective over env->world; ends in agreement. */

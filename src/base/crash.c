@@ -40,7 +40,9 @@ static void report(int number)
     say(rank);
     say("crashed with SIG");
     say(name ? name : "?");
-    say(", a defect of hapt or of a library; to be reported with this call stack:\n");
+    say(number == SIGBUS ? ": the data file, which is mapped, was truncated during the run or cannot be read; or it is "
+                         : ", ");
+    say("a defect of hapt or of a library; to be reported with this call stack:\n");
     backtrace_symbols_fd(frame, backtrace(frame, MAX_FRAMES), STDERR_FILENO);
     raise(number); /* SA_RESETHAND restored the default action */
 }

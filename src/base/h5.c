@@ -185,6 +185,12 @@ static enum hapt_status open_descriptor(struct hapt_h5 *file)
     file->descriptor = open(file->path, O_RDONLY | O_CLOEXEC);
     if (file->descriptor >= 0) {
         unsigned char head[9];
+        struct stat about;
+        if (fstat(file->descriptor, &about) == 0) {
+            file->identity.bytes = (int64_t)about.st_size;
+            file->identity.device = (int64_t)about.st_dev;
+            file->identity.number = (int64_t)about.st_ino;
+        }
         file->checked_sizes = pread(file->descriptor, head, sizeof head, 0) == sizeof head &&
                               memcmp(head, "\211HDF\r\n\032\n", 8) == 0 && head[8] >= 2;
         return HAPT_OK;

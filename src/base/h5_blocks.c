@@ -1,6 +1,9 @@
 /* Where the elements of a dataset lie in the file, so that a program can map them instead of reading them. */
 #include "h5_private.h"
 
+/* HDF5 searches for each chunk from the first one on, so many of them take long. */
+enum { MOST_BLOCKS = 1 << 14 };
+
 static bool stored_type(hid_t id, enum hapt_h5_type *type)
 {
     const struct {
@@ -51,17 +54,17 @@ static bool find_blocks(struct hapt_h5 *file, hid_t id, struct hapt_h5_blocks *b
     int64_t row = 1;
     for (int d = 0; found && d < dims; d++) {
         shape[d] = (int64_t)extent[d];
-        if (d > 0) row *= shape[d];
-        found = shape[d] > 0;
+        found = shape[d] > 0 && (d == 0 || !__builtin_mul_overflow(row, shape[d], &row));
     }
     if (found) {
         const bool chunked = H5Pget_layout(layout) == H5D_CHUNKED;
         const int64_t rows = chunked ? (int64_t)rows_of_chunk(layout, dims, shape) : shape[0];
-        found = rows > 0 && (chunked || H5Pget_layout(layout) == H5D_CONTIGUOUS);
-        if (found) {
-            blocks->elements = rows * row;
-            blocks->count = (shape[0] + rows - 1) / rows;
-        }
+        int64_t bytes; /* of a block, at 8 for an element at most */
+        found = rows > 0 && (chunked || H5Pget_layout(layout) == H5D_CONTIGUOUS) &&
+                !__builtin_mul_overflow(rows, row, &blocks->elements) &&
+                !__builtin_mul_overflow(blocks->elements, 8, &bytes);
+        if (found) blocks->count = (shape[0] - 1) / rows + 1;
+        found = found && blocks->count <= MOST_BLOCKS;
     }
     if (creation >= 0) H5Pclose(creation);
     if (layout >= 0) H5Pclose(layout);
@@ -95,7 +98,6 @@ bool hapt_h5_block_offsets(struct hapt_h5 *file, const char *name, const struct 
     H5_HOLD_LOCK;
     bool found = false;
 #if H5_VERSION_GE(1, 10, 5)
-    static const int64_t size[] = {1, 2, 4, 8, 4, 8};
     const hid_t id = open_block(file, name), layout = id < 0 ? -1 : H5Dget_create_plist(id);
     hsize_t chunk[H5S_MAX_RANK], at[H5S_MAX_RANK] = {0}, bytes = 0;
     const bool chunked = layout >= 0 && H5Pget_layout(layout) == H5D_CHUNKED;
@@ -109,9 +111,9 @@ bool hapt_h5_block_offsets(struct hapt_h5 *file, const char *name, const struct 
             at[0] = (hsize_t)b * chunk[0];
             found = H5Dget_chunk_info_by_coord(id, at, &mask, &address, &bytes) >= 0;
         }
-        const int64_t needed = blocks->elements * size[blocks->type];
-        found = found && address != HADDR_UNDEF && mask == 0 && (int64_t)address <= file_bytes - needed &&
-                (!chunked || (int64_t)bytes >= needed);
+        const int64_t needed = blocks->elements * (int64_t)hapt_h5_type_bytes(blocks->type);
+        found = found && address != HADDR_UNDEF && mask == 0 && needed <= file_bytes &&
+                address <= (haddr_t)(file_bytes - needed) && (!chunked || (int64_t)bytes >= needed);
         offset[b] = (int64_t)address;
     }
     if (layout >= 0) H5Pclose(layout);
@@ -120,4 +122,11 @@ bool hapt_h5_block_offsets(struct hapt_h5 *file, const char *name, const struct 
     (void)file, (void)name, (void)blocks, (void)file_bytes, (void)offset;
 #endif
     return found;
+}
+
+void hapt_h5_file_identity(const struct hapt_h5 *file, int64_t *bytes, int64_t *device, int64_t *number)
+{
+    *bytes = file->identity.bytes;
+    *device = file->identity.device;
+    *number = file->identity.number;
 }

@@ -20,7 +20,7 @@ static hid_t native(enum hapt_h5_type type)
     return -1;
 }
 
-static size_t type_bytes(enum hapt_h5_type type)
+size_t hapt_h5_type_bytes(enum hapt_h5_type type)
 {
     static const size_t bytes[] = {1, 2, 4, 8, 4, 8};
     return bytes[type];
@@ -347,8 +347,8 @@ static enum hapt_status read_open(struct hapt_h5 *file, hid_t id, const char *na
     if (!is_number(id)) return hapt_h5_fail_content(file, H5_HINT, "%s of %s does not hold numbers", name, file->path);
     HAPT_TRY(extent_of(file, id, name, &found_dims, found));
     HAPT_TRY(match_shape(file, name, dims, shape, found_dims, found, limit, &elements));
-    HAPT_TRY(check_storage(file, id, name, (double)elements * (double)type_bytes(type)));
-    void *memory = hapt_arena_alloc(arena, (size_t)elements, type_bytes(type));
+    HAPT_TRY(check_storage(file, id, name, (double)elements * (double)hapt_h5_type_bytes(type)));
+    void *memory = hapt_arena_alloc(arena, (size_t)elements, hapt_h5_type_bytes(type));
     if (!memory) return hapt_h5_fail_system(file->path, ENOMEM);
     if (elements > 0 && H5Dread(id, native(type), H5S_ALL, H5S_ALL, H5P_DEFAULT, memory) < 0)
         return hapt_h5_fail(file, "dataset", name);

@@ -23,6 +23,9 @@ struct hapt_h5 {
     bool checked_sizes; /* its own tables have checksums: superblock version 2 or later */
     int error;          /* errno of the first failed write (h5_disk.c), or of a failed query when reading; 0: none */
     int descriptor;     /* descriptor that HDF5 uses; -1: none */
+    struct {
+        int64_t bytes, device, number;
+    } identity;                  /* of a file that is read (fstat) */
     char *path, *temporary_path; /* temporary name, renamed at commit */
 };
 

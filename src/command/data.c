@@ -18,7 +18,8 @@ const char hapt_command_data_help[] =
     "version 1, then tokens of 16 bits; version 7: of 32 bits); megatron (NAME.bin and NAME.idx of Megatron-LM's\n"
     "preprocess_data.py: all sequences, in the order of the index); cifar10 (files of CIFAR-10's binary version,\n"
     "data_batch_1.bin and so on; written as /images [n][3][32][32] and /labels [n], with /mean and /std of the\n"
-    "channels).\n"
+    "channels). Do not change or truncate a data file while a run uses it: it is mapped, not copied, if its elements\n"
+    "stand there as they are needed (not compressed, not in very many chunks).\n"
     "\n"
     "auto recognises plain text (ASCII or UTF-8, taken as bytes), llm.c's header, Megatron's index and CIFAR-10's\n"
     "records. Other inputs need --type: nanoGPT's .bin and other text encodings look like any other binary file.\n"
@@ -39,12 +40,15 @@ const char hapt_command_data_help[] =
 struct writer {
     struct hapt_h5 *file;
     enum hapt_h5_type type;
+    uint32_t vocab;
     void *block; /* [HAPT_TOKEN_BLOCK] of that type */
 };
 
 static enum hapt_status write_block(void *context, int64_t first, const uint32_t *token, int64_t count)
 {
     struct writer *writer = context;
+    for (int64_t i = 0; i < count; i++)
+        if (token[i] >= writer->vocab) return hapt_data_changed();
     const void *values = token; /* tokens are below 2^31, so u32 equals I32 */
     if (writer->type == HAPT_H5_U8) {
         for (int64_t i = 0; i < count; i++) ((uint8_t *)writer->block)[i] = (uint8_t)token[i];
@@ -61,7 +65,11 @@ static enum hapt_status write_datasets(struct hapt_h5 *file, const struct hapt_t
 {
     uint16_t *block;
     HAPT_NEW(block, arena, HAPT_TOKEN_BLOCK);
-    struct writer writer = {file, vocab <= 256 ? HAPT_H5_U8 : vocab <= 65536 ? HAPT_H5_U16 : HAPT_H5_I32, block};
+    struct writer writer = {file,
+                            vocab <= 256     ? HAPT_H5_U8
+                            : vocab <= 65536 ? HAPT_H5_U16
+                                             : HAPT_H5_I32,
+                            (uint32_t)vocab, block};
     HAPT_TRY(hapt_h5_write_attribute_int(file, "/", "vocab", vocab));
     HAPT_TRY(hapt_h5_write_attribute_real(file, "/", "unigram_entropy", unigram, "nat/token"));
     HAPT_TRY(hapt_h5_write_attribute_real(file, "/", "bigram_entropy", bigram, "nat/token"));

@@ -21,14 +21,31 @@ static enum hapt_status grow(struct hapt_token_counts *counts, int64_t vocab)
     return HAPT_OK;
 }
 
+/* The piece that holds token `index` of the source; *index becomes its number there. */
+static const struct hapt_token_piece *piece_of(const struct hapt_token_source *source, int64_t *index)
+{
+    int64_t p = 0;
+    for (; p + 1 < source->pieces && *index >= source->piece[p].count; p++) *index -= source->piece[p].count;
+    return &source->piece[p];
+}
+
+static enum hapt_status too_large(const struct hapt_token_source *source, int64_t index, uint32_t token)
+{
+    const struct hapt_token_piece *piece = piece_of(source, &index);
+    const int64_t place = piece->offset / piece->width + index;
+    if (token == UINT32_MAX)
+        return hapt_fail(HAPT_ERR_INPUT, "choose another --type", "%s: token %" PRId64 " is negative or beyond 32 bits",
+                         piece->path, place);
+    return hapt_fail(HAPT_ERR_INPUT, "choose another --type",
+                     "%s: token %u at %" PRId64 " exceeds the largest vocabulary (%d)", piece->path, (unsigned)token,
+                     place, MOST_VOCAB);
+}
+
 static enum hapt_status count_block(void *context, int64_t first, const uint32_t *token, int64_t count)
 {
     struct hapt_token_counts *counts = context;
     for (int64_t i = 0; i < count; i++) {
-        if (token[i] >= MOST_VOCAB)
-            return hapt_fail(HAPT_ERR_INPUT, "choose another --type",
-                             "token %u at %" PRId64 " exceeds the largest vocabulary (%d)", (unsigned)token[i],
-                             first + i, MOST_VOCAB);
+        if (token[i] >= MOST_VOCAB) return too_large(counts->source, first + i, token[i]);
         if (token[i] >= counts->vocab) HAPT_TRY(grow(counts, (int64_t)token[i] + 1));
         counts->count[token[i]]++;
         counts->last = token[i];
@@ -38,7 +55,7 @@ static enum hapt_status count_block(void *context, int64_t first, const uint32_t
 
 enum hapt_status hapt_data_count_tokens(const struct hapt_token_source *source, struct hapt_token_counts *counts)
 {
-    *counts = (struct hapt_token_counts){.vocab = 0};
+    *counts = (struct hapt_token_counts){.source = source};
     return hapt_data_visit_tokens(source, count_block, counts);
 }
 
@@ -50,6 +67,12 @@ static double entropy_sum(const int64_t *count, int64_t length, double total)
         if (count[i] > 0) sum -= (double)count[i] * log((double)count[i] / total);
     }
     return sum;
+}
+
+enum hapt_status hapt_data_changed(void)
+{
+    return hapt_fail(HAPT_ERR_INPUT, "start again, and do not change the files while they are read",
+                     "an input has changed while it was read");
 }
 
 /* The tokens that follow the tokens [first, end), in one reading. */
@@ -75,8 +98,10 @@ static enum hapt_status take_followers(void *context, int64_t first, const uint3
         const int64_t before = group->previous;
         group->previous = token[i];
         if (before < group->first || before >= group->end) continue;
+        const int64_t place = group->follower ? group->fill[before - group->first]++ : 0;
+        if (token[i] >= group->counts->vocab || place >= group->pairs) return hapt_data_changed();
         if (group->follower)
-            group->follower[group->fill[before - group->first]++] = token[i];
+            group->follower[place] = token[i];
         else
             group->after[token[i]]++;
     }
@@ -140,7 +165,7 @@ enum hapt_status hapt_data_entropies(const struct hapt_token_source *source, con
 {
     const int64_t pairs = source->count - 1, held = pairs < most_pairs ? pairs : most_pairs;
     struct group group = {.counts = counts,
-                          .follower = malloc((size_t)held * sizeof *group.follower),
+                          .follower = calloc((size_t)held, sizeof *group.follower),
                           .fill = malloc((size_t)counts->vocab * sizeof *group.fill),
                           .after = calloc((size_t)counts->vocab, sizeof *group.after)};
     double sum = 0;

@@ -44,6 +44,7 @@ struct hapt_token_piece {
     const char *path;
     int64_t offset, count; /* bytes, tokens */
     int width;             /* bytes of a token, little-endian: 1, 2, 4 or 8 */
+    bool is_signed;        /* negative tokens become UINT32_MAX, as do those beyond 32 bits */
 };
 struct hapt_token_source {
     int64_t pieces, capacity, count; /* count: tokens */
@@ -56,6 +57,8 @@ enum hapt_status hapt_data_add_piece(struct hapt_token_source *source, struct ha
                                      const struct hapt_token_piece *piece);
 /* True if the file, or the one beside it with the suffix .idx, begins with the header of Megatron's index. */
 bool hapt_data_is_megatron(const char *path);
+/* True for NAME.idx and NAME.bin. */
+bool hapt_data_is_index_of(const char *index, const char *other);
 /* Adds the tokens of Megatron's NAME.bin and NAME.idx; `path` is either, or NAME. */
 enum hapt_status hapt_data_add_megatron(const char *path, struct hapt_arena *arena, struct hapt_token_source *source);
 
@@ -70,12 +73,15 @@ long hapt_data_visit_parts(const struct hapt_token_source *source);
 /* ---- Frequencies (data_entropy.c) ---- */
 
 struct hapt_token_counts {
+    const struct hapt_token_source *source;
     int64_t vocab, capacity; /* largest token + 1 */
     int64_t *count;          /* [vocab], malloc */
     uint32_t last;
 };
 /* Counts each token; HAPT_ERR_INPUT: a token exceeds MOST_VOCAB. The caller frees counts->count. */
 enum hapt_status hapt_data_count_tokens(const struct hapt_token_source *source, struct hapt_token_counts *counts);
+/* HAPT_ERR_INPUT: an input is not as it was in an earlier pass. */
+enum hapt_status hapt_data_changed(void);
 /* Entropy of a token, and of a token given the previous one, from the frequencies of this text; nats. At most
  * `most_pairs` pairs of tokens are in memory at a time. */
 enum hapt_status hapt_data_entropies(const struct hapt_token_source *source, const struct hapt_token_counts *counts,

@@ -13,7 +13,8 @@ static enum hapt_status add_words(const char *path, int64_t size, int64_t header
     if ((size - header) % width != 0)
         return hapt_fail(HAPT_ERR_INPUT, "choose another --type", "the size of %s is not a multiple of %d-bit tokens",
                          path, 8 * width);
-    return hapt_data_add_piece(source, arena, &(struct hapt_token_piece){path, header, (size - header) / width, width});
+    return hapt_data_add_piece(source, arena,
+                               &(struct hapt_token_piece){path, header, (size - header) / width, width, false});
 }
 
 static enum hapt_status read_head(const char *path, unsigned char *head, size_t *size)
@@ -57,6 +58,10 @@ enum hapt_status hapt_data_find_tokens(const struct hapt_data_inputs *inputs, co
         int64_t size = 0;
         const char *path = inputs->path[i];
         if (!strcmp(type, "megatron")) {
+            bool twin = false; /* a pattern names both files */
+            for (int other = 0; other < inputs->count; other++)
+                twin = twin || hapt_data_is_index_of(path, inputs->path[other]);
+            if (twin) continue;
             HAPT_TRY(hapt_data_add_megatron(path, arena, source));
             continue;
         }

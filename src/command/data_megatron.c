@@ -32,6 +32,13 @@ static bool begins_with_magic(const char *path)
     return found;
 }
 
+bool hapt_data_is_index_of(const char *index, const char *other)
+{
+    const size_t length = strlen(index), suffix = strlen(".idx");
+    return length > suffix && !strcmp(index + length - suffix, ".idx") && strlen(other) == length &&
+           !strcmp(other + length - suffix, ".bin") && !strncmp(index, other, length - suffix);
+}
+
 bool hapt_data_is_megatron(const char *path)
 {
     const char *dot = strrchr(path, '.');
@@ -50,6 +57,11 @@ static int64_t number_at(const unsigned char *at, int bytes)
     return bytes == 4 ? (int32_t)value : (int64_t)value;
 }
 
+static bool is_signed(int code)
+{
+    return code >= 2 && code <= 5;
+}
+
 /* Bytes of a token; 0: no integers. */
 static int width_of(int code)
 {
@@ -60,6 +72,7 @@ static int width_of(int code)
 struct index {
     const char *path;
     int width;
+    bool is_signed;
     int64_t sequences, entries;
     const unsigned char *length, *offset, *document;
 };
@@ -88,6 +101,7 @@ static enum hapt_status read_index(const char *path, struct hapt_arena *arena, s
         return hapt_fail(HAPT_ERR_INPUT, "tokens are integers", "%s: the tokens are of Megatron's type %d", path, code);
     *index = (struct index){path,
                             width_of(code),
+                            is_signed(code),
                             sequences,
                             entries,
                             bytes + HEADER_BYTES,
@@ -122,7 +136,8 @@ enum hapt_status hapt_data_add_megatron(const char *path, struct hapt_arena *are
         if (length < 0 || offset < 0 || length > size / index.width || offset > size - length * index.width)
             return hapt_fail(HAPT_ERR_INPUT, "the file is truncated, or belongs to another index",
                              "%s: sequence %" PRId64 " lies beyond the end of %s", described, s, tokens);
-        HAPT_TRY(hapt_data_add_piece(source, arena, &(struct hapt_token_piece){tokens, offset, length, index.width}));
+        HAPT_TRY(hapt_data_add_piece(source, arena,
+                                     &(struct hapt_token_piece){tokens, offset, length, index.width, index.is_signed}));
     }
     return HAPT_OK;
 }

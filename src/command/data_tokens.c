@@ -30,13 +30,15 @@ enum hapt_status hapt_data_add_piece(struct hapt_token_source *source, struct ha
     return HAPT_OK;
 }
 
-/* Little-endian numbers; those of 8 bytes that do not fit become a token that is refused. */
-static void decode(const unsigned char *at, int width, int64_t count, uint32_t *token)
+/* Little-endian numbers; those that are no 32-bit tokens become one that is refused. */
+static void decode(const unsigned char *at, const struct hapt_token_piece *piece, int64_t count, uint32_t *token)
 {
+    const int width = piece->width;
     for (int64_t i = 0; i < count; i++, at += width) {
         uint64_t value = 0;
         for (int b = 0; b < width; b++) value |= (uint64_t)at[b] << 8 * b;
-        token[i] = value > UINT32_MAX ? UINT32_MAX : (uint32_t)value;
+        const bool negative = piece->is_signed && at[width - 1] >> 7;
+        token[i] = negative || value > UINT32_MAX ? UINT32_MAX : (uint32_t)value;
     }
 }
 
@@ -86,7 +88,7 @@ static enum hapt_status read_piece(struct reader *reader, const struct hapt_toke
         if (part > piece->count - done) part = piece->count - done;
         HAPT_TRY(read_all(reader->descriptor, piece->path, reader->bytes, (size_t)part * (size_t)piece->width,
                           piece->offset + done * piece->width));
-        decode(reader->bytes, piece->width, part, reader->token + reader->filled);
+        decode(reader->bytes, piece, part, reader->token + reader->filled);
         reader->filled += part;
         if (reader->filled == HAPT_TOKEN_BLOCK) HAPT_TRY(pass_block(reader));
     }

@@ -3,6 +3,8 @@
 
 #include "engine_private.h"
 
+#include "hapt/packing.h"
+
 static const char *optimizer_kernel(int state_count)
 {
     return state_count == 2 ? "adamw" : "sgd";
@@ -167,7 +169,12 @@ size_t hapt_engine_scratch_predicted(void *context, const struct hapt_program *p
     if (!type->heavy || !(type->contracts || type->product)) return 0;
     struct hapt_call call;
     hapt_engine_describe_call(program, context, op, &call);
-    return hapt_product_workspace(hapt_view_elements(&call.output[0]), HAPT_PRODUCT_WORKSPACE_BYTES);
+    const struct hapt_view *packed = &call.input[type->packed];
+    const size_t unpacked = type->packed == 0 ? 0
+                                              : (size_t)(packed->shape[0] * packed->shape[1] * HAPT_PACKING_COLUMNS) *
+                                                    hapt_dtype_bytes(call.input[0].dtype);
+    return hapt_align(unpacked) +
+           hapt_product_workspace(hapt_view_elements(&call.output[0]), HAPT_PRODUCT_WORKSPACE_BYTES);
 }
 
 void *hapt_engine_operand(struct hapt_engine *engine, int tensor, int slot, int weight_slot)

@@ -11,14 +11,15 @@
 static enum hapt_status fill_parameter(struct hapt_engine *engine, const struct hapt_graph *graph, int tensor,
                                        float *value)
 {
-    const struct hapt_tensor *parameter = &graph->tensor[tensor];
+    const struct hapt_tensor *parameter = &graph->tensor[tensor], published = hapt_tensor_published(parameter);
     uint64_t random = (uint64_t)tensor;
-    for (int64_t i = 0; i < hapt_tensor_elements(parameter); i++) {
+    for (int64_t i = 0; i < hapt_tensor_elements(&published); i++) {
         if (parameter->init == HAPT_INIT_NORMAL)
             value[i] = (float)(parameter->init_std * 3.4 * (hapt_random_unit(&random) - 0.5));
         else
             value[i] = parameter->init == HAPT_INIT_ONE ? 1.0f : 0.0f;
     }
+    hapt_parameter_pack(parameter, value);
     return hapt_engine_set(engine, tensor, -1, value);
 }
 
@@ -89,9 +90,11 @@ enum hapt_status samples_fill(const struct hapt_model *model, const struct hapt_
 {
     const struct hapt_graph *graph = program->graph;
     int64_t largest = 0;
-    for (int t = 0; t < graph->tensor_count; t++)
-        if (graph->tensor[t].kind == HAPT_TENSOR_PARAMETER && hapt_tensor_elements(&graph->tensor[t]) > largest)
-            largest = hapt_tensor_elements(&graph->tensor[t]);
+    for (int t = 0; t < graph->tensor_count; t++) {
+        const struct hapt_tensor published = hapt_tensor_published(&graph->tensor[t]);
+        if (published.kind == HAPT_TENSOR_PARAMETER && hapt_tensor_elements(&published) > largest)
+            largest = hapt_tensor_elements(&published);
+    }
     float *value = malloc((size_t)largest * sizeof *value);
     if (!value) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for %lld weights", (long long)largest);
     enum hapt_status status = HAPT_OK;

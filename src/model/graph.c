@@ -49,7 +49,8 @@ enum hapt_status hapt_graph_append_op(struct hapt_graph *graph, const struct hap
         graph->op = array;
     }
     const int packed = hapt_op_type_at(op->type)->packed;
-    if (packed > 0 && op->input[packed] >= 0) graph->tensor[op->input[packed]].packed = true;
+    if (packed > 0 && op->input[packed] >= 0 && op->input[packed] < graph->tensor_count)
+        graph->tensor[op->input[packed]].packed = true;
     graph->op[graph->op_count++] = *op;
     return HAPT_OK;
 }

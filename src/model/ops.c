@@ -86,8 +86,8 @@ static double operand_bytes(const struct hapt_graph *graph, int tensor, double f
 
 double hapt_op_bytes(const struct hapt_graph *graph, const struct hapt_op *op, double fraction)
 {
-    double bytes = 0, limit = INFINITY;
     const struct hapt_op_type *type = hapt_op_type_at(op->type);
+    double bytes = type->other_bytes ? type->other_bytes(graph, op) : 0, limit = INFINITY;
     if (type->operand_bytes_limit) limit = type->operand_bytes_limit(graph, op, fraction);
     for (int i = 0; i < op->input_count; i++)
         if (op->input[i] >= 0) bytes += fmin(limit, operand_bytes(graph, op->input[i], fraction));

@@ -71,6 +71,14 @@ static double flops_linear_packed(const struct hapt_graph *graph, const struct h
     return 2 * rows_fraction * (double)rows * (double)columns * (double)weight->shape[0];
 }
 
+/* The weight is unpacked to memory and read from there. */
+static double bytes_linear_packed(const struct hapt_graph *graph, const struct hapt_op *op)
+{
+    const struct hapt_tensor *x = &graph->tensor[op->input[0]];
+    const struct hapt_tensor unpacked = hapt_tensor_published(&graph->tensor[op->input[1]]);
+    return 2 * (double)hapt_tensor_elements(&unpacked) * (double)hapt_dtype_bytes(x->dtype);
+}
+
 /* clang-format off */
 const struct hapt_op_type hapt_ops_decoder[] = {
     {.name = "layer_norm_dx", .signature = "...d!,d!,...,...,...d!->...d!", .dtypes = "ccffc->c", .flops_per_element = 11,
@@ -112,10 +120,10 @@ const struct hapt_op_type hapt_ops_decoder[] = {
      .attributes = "x -> y [b][2 d]: the first token, then the mean of the others (DINOv2's classifier)"},
     {.name = "class_and_mean_dx", .signature = "be!->bt!d!", .dtypes = "c->c", .flops_per_element = 1, .attributes = "dy -> dx"},
     {.name = "linear_packed", .signature = "...i/g,ogw!,o?->...o", .dtypes = "cfc->c", .heavy = true, .product = true, .packed = 1,
-     .flops = flops_linear_packed, .infer = infer_linear_packed, .backward = "linear_packed_dx", .backward_operands = "d1>0",
+     .flops = flops_linear_packed, .other_bytes = bytes_linear_packed, .infer = infer_linear_packed, .backward = "linear_packed_dx", .backward_operands = "d1>0",
      .attributes = "x, w, bias -> y = x w' + bias; w is frozen and packed (packing.h): blocks of 32 columns"},
-    {.name = "linear_packed_dx", .signature = "...o,ogw!->...i/g", .dtypes = "cf->c", .heavy = true, .product = true,
-     .flops = flops_linear_packed, .attributes = "dy, w -> dx"},
+    {.name = "linear_packed_dx", .signature = "...o,ogw!->...i/g", .dtypes = "cf->c", .heavy = true, .product = true, .packed = 1,
+     .flops = flops_linear_packed, .other_bytes = bytes_linear_packed, .attributes = "dy, w -> dx"},
     {.name = NULL},
 };
 /* clang-format on */

@@ -32,7 +32,9 @@ static enum hapt_status record_packing(struct hapt_model *model, const struct ha
     for (int t = 0; t < model->graph->tensor_count; t++)
         if (model->graph->tensor[t].packed) return hapt_model_set(model, arena, "frozen-weights", held);
     return hapt_fail(HAPT_ERR_USAGE,
-                     "freeze linear layers (--lora, --freeze, --trainable) whose inputs are a multiple of 32 wide",
+                     "freeze linear layers (--lora, --freeze, --trainable) whose inputs are a multiple of 32 wide; "
+                     "GPT-2's cannot be "
+                     "packed",
                      "--frozen-weights %s: no layer can be packed", held);
 }
 

@@ -29,12 +29,6 @@ struct hapt_data {
     } known; /* exact batches: identified so far */
 };
 
-static size_t element_bytes(enum hapt_h5_type type)
-{
-    static const size_t bytes[] = {[HAPT_H5_U8] = 1, [HAPT_H5_U16] = 2, [HAPT_H5_I32] = 4, [HAPT_H5_F32] = 4};
-    return bytes[type];
-}
-
 /* A part of a block of memory of which *used bytes are taken; NULL if it is empty, or if there is no block yet. */
 static void *take(char *block, size_t *used, int64_t elements, size_t size)
 {
@@ -49,7 +43,7 @@ static size_t divide(const struct data_layout *layout, char *block, struct data_
     const int64_t inputs = layout->inputs.blocks > 0 ? 0 : layout->units * layout->unit_inputs,
                   targets = layout->targets.blocks > 0 ? 0 : layout->units * layout->unit_targets;
     size_t used = 0;
-    memory->inputs = take(block, &used, inputs, element_bytes(layout->type));
+    memory->inputs = take(block, &used, inputs, hapt_h5_type_bytes(layout->type));
     memory->targets = take(block, &used, targets, sizeof(int32_t));
     memory->input_offset = take(block, &used, layout->inputs.blocks, sizeof(int64_t));
     memory->target_offset = take(block, &used, layout->targets.blocks, sizeof(int64_t));
@@ -74,15 +68,17 @@ static enum hapt_status reserve(const struct hapt_env *env, const char *path, st
     HAPT_TRY(hapt_shared_create(env, divide(layout, NULL, memory), &data->shared));
     divide(layout, hapt_shared_memory(data->shared), memory);
     if (layout->inputs.blocks + layout->targets.blocks > 0 && !data_map(path, layout, &data->mapped))
-        return hapt_fail(HAPT_ERR_IO, "do not change the file while it is read", "cannot map %s", path);
+        return hapt_fail(HAPT_ERR_IO,
+                         "do not change the file while it is read, and look for limits of memory (ulimit -v)",
+                         "cannot map %s", path);
     data->inputs = column(&layout->inputs, memory->inputs, data->mapped, memory->input_offset);
     data->targets = column(&layout->targets, memory->targets, data->mapped, memory->target_offset);
     return HAPT_OK;
 }
 
 /* order NULL: all rows, in any number per batch. */
-static enum hapt_status load(const struct hapt_env *env, const char *path, const struct hapt_model *model,
-                             const struct hapt_data_order *order, struct hapt_data **data)
+enum hapt_status hapt_data_open(const struct hapt_env *env, const char *path, const struct hapt_model *model,
+                                const struct hapt_data_order *order, struct hapt_data **data)
 {
     struct hapt_h5 *file = NULL;
     struct data_layout layout = {0};
@@ -93,6 +89,7 @@ static enum hapt_status load(const struct hapt_env *env, const char *path, const
     if (status == HAPT_OK && env->node_rank == 0) {
         status = hapt_h5_open(path, NULL, 1, true, &file);
         if (status == HAPT_OK) status = data_layout_find(file, model, order, &layout);
+        if (status == HAPT_OK) data_choose_stores(file, &layout);
     }
     status = hapt_env_agree(env->world, status);
     if (status == HAPT_OK) {
@@ -114,17 +111,11 @@ static enum hapt_status load(const struct hapt_env *env, const char *path, const
     return HAPT_OK;
 }
 
-enum hapt_status hapt_data_open(const struct hapt_env *env, const char *path, const struct hapt_model *model,
-                                const struct hapt_data_order *order, struct hapt_data **data)
-{
-    return load(env, path, model, order, data);
-}
-
 enum hapt_status hapt_data_open_held_out(const struct hapt_env *env, const char *path, const struct hapt_model *model,
                                          int rows, int64_t most, struct hapt_data **data)
 {
     struct hapt_data *made;
-    HAPT_TRY(load(env, path, model, NULL, &made));
+    HAPT_TRY(hapt_data_open(env, path, model, NULL, &made));
     const int64_t all = data_layout_rows(&made->layout);
     made->order.rows = rows;
     made->held_out.all = all;
@@ -168,7 +159,7 @@ int64_t hapt_data_held_out_rows(const struct hapt_data *data)
 }
 
 enum hapt_status hapt_data_check(const struct hapt_env *env, const char *path, const struct hapt_model *model,
-                                 const struct hapt_data_order *order, int64_t *rows)
+                                 const struct hapt_data_order *order)
 {
     struct hapt_h5 *file = NULL;
     struct data_layout layout = {0};
@@ -182,10 +173,24 @@ enum hapt_status hapt_data_check(const struct hapt_env *env, const char *path, c
         hapt_h5_close(file);
     }
     hapt_progress_release(&progress);
+    return hapt_env_agree(env->world, status);
+}
+
+enum hapt_status hapt_data_rows(const struct hapt_env *env, const char *path, const struct hapt_model *model,
+                                const struct hapt_data_order *order, int64_t *rows)
+{
+    struct hapt_h5 *file = NULL;
+    struct data_layout layout;
+    enum hapt_status status = HAPT_OK;
+    *rows = 0;
+    if (env->world_rank == 0) {
+        status = hapt_h5_open(path, NULL, 1, true, &file);
+        if (status == HAPT_OK) status = data_layout_find(file, model, order, &layout);
+        if (status == HAPT_OK) *rows = data_layout_rows(&layout);
+        hapt_h5_close(file);
+    }
     HAPT_TRY(hapt_env_agree(env->world, status));
-    int64_t found = env->node_rank == 0 ? data_layout_rows(&layout) : 0;
-    MPI_Bcast(&found, 1, MPI_INT64_T, 0, env->node);
-    if (rows) *rows = found;
+    MPI_Bcast(rows, 1, MPI_INT64_T, 0, env->world);
     return HAPT_OK;
 }
 
@@ -342,7 +347,7 @@ enum { SAMPLE_BLOCK = 1 << 16, SAMPLE_BLOCKS = 1 << 10 };
 static uint64_t hash_part(uint64_t hash, const struct data_column *column, enum hapt_h5_type type, size_t first,
                           size_t bytes)
 {
-    const size_t size = element_bytes(type);
+    const size_t size = hapt_h5_type_bytes(type);
     char part[4096];
     for (size_t done = 0, used; done < bytes; done += used) {
         const size_t at = first + done, cut = at % size;
@@ -362,7 +367,7 @@ static uint64_t hash_column(uint64_t seed, const struct data_column *column, enu
 /* Hashes all bytes, or evenly spaced blocks of large data. */
 static uint64_t hash_sample(uint64_t seed, const struct data_column *column, enum hapt_h5_type type, int64_t elements)
 {
-    const size_t bytes = (size_t)elements * element_bytes(type);
+    const size_t bytes = (size_t)elements * hapt_h5_type_bytes(type);
     if (bytes <= (size_t)SAMPLE_BLOCK * SAMPLE_BLOCKS) return hash_column(seed, column, type, 0, bytes);
     const size_t stride = (bytes - SAMPLE_BLOCK) / (SAMPLE_BLOCKS - 1);
     for (size_t i = 0; i < SAMPLE_BLOCKS; i++) seed = hash_column(seed, column, type, i * stride, SAMPLE_BLOCK);
@@ -373,7 +378,7 @@ static uint64_t hash_sample(uint64_t seed, const struct data_column *column, enu
 static uint64_t hash_batches(struct hapt_data *data, int64_t steps)
 {
     const struct data_layout *layout = &data->layout;
-    const size_t inputs = (size_t)layout->unit_inputs * element_bytes(layout->type),
+    const size_t inputs = (size_t)layout->unit_inputs * hapt_h5_type_bytes(layout->type),
                  targets = (size_t)layout->unit_targets * sizeof(int32_t);
     if (steps < data->known.steps) data->known.steps = 0, data->known.hash = 0;
     for (; data->known.steps < steps && data->known.steps < layout->units; data->known.steps++) {

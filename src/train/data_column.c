@@ -5,14 +5,13 @@
 
 #include "hapt/env.h"
 
-static const size_t size[] = {1, 2, 4, 8, 4, 8}; /* of enum hapt_h5_type */
-
 /* *count becomes the number of elements from `first` on that lie in one block, at most *count. */
 static const char *piece(const struct data_column *column, int64_t first, int64_t *count)
 {
     const int64_t block = column->offset ? first / column->block : 0, past = first - block * column->block;
     if (column->offset && *count > column->block - past) *count = column->block - past;
-    return column->base + (column->offset ? column->offset[block] : 0) + (size_t)past * size[column->type];
+    return column->base + (column->offset ? column->offset[block] : 0) +
+           (size_t)past * hapt_h5_type_bytes(column->type);
 }
 
 static int64_t integer_at(const char *at, enum hapt_h5_type type)
@@ -34,7 +33,7 @@ static int64_t integer_at(const char *at, enum hapt_h5_type type)
 
 static void convert(const char *from, enum hapt_h5_type stored, enum hapt_h5_type type, int64_t count, char *to)
 {
-    for (int64_t i = 0; i < count; i++, from += size[stored], to += size[type]) {
+    for (int64_t i = 0; i < count; i++, from += hapt_h5_type_bytes(stored), to += hapt_h5_type_bytes(type)) {
         const int64_t value = integer_at(from, stored);
         const uint16_t narrow = (uint16_t)value;
         const int32_t whole = (int32_t)value;
@@ -55,9 +54,9 @@ void data_column_read(const struct data_column *column, enum hapt_h5_type type, 
     for (int64_t done = 0, part; done < count; done += part) {
         part = count - done;
         const char *from = piece(column, first + done, &part);
-        char *at = (char *)to + (size_t)done * size[type];
+        char *at = (char *)to + (size_t)done * hapt_h5_type_bytes(type);
         if (column->type == type)
-            memcpy(at, from, (size_t)part * size[type]);
+            memcpy(at, from, (size_t)part * hapt_h5_type_bytes(type));
         else
             convert(from, column->type, type, part, at);
     }

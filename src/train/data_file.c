@@ -170,7 +170,6 @@ enum hapt_status data_layout_find(struct hapt_h5 *file, const struct hapt_model 
     if (layout->images || !layout->shifted) HAPT_TRY(hapt_h5_check_written(file, data_targets_name(layout)));
     layout->held_out = rows == 0;
     if (layout->units > 0 && layout->unit_inputs > MAX_ELEMENTS / layout->units) return too_large(hapt_h5_path(file));
-    data_choose_stores(file, layout);
     return HAPT_OK;
 }
 
@@ -333,6 +332,22 @@ static enum hapt_status check_counts(struct hapt_h5 *file, const struct data_lay
     return HAPT_OK;
 }
 
+int64_t data_target_counts(const struct data_layout *layout)
+{
+    if (layout->shifted || layout->images) return 0;
+    return layout->exact ? layout->units : (layout->units + DATA_COUNT_UNITS - 1) / DATA_COUNT_UNITS;
+}
+
+static enum hapt_status check_targets(struct hapt_h5 *file, const struct data_layout *layout,
+                                      const struct data_memory *memory)
+{
+    const int64_t counts = data_target_counts(layout);
+    for (int64_t i = 0; i < counts; i++) memory->target_count[i] = 0;
+    HAPT_TRY(read_blocks(file, "/targets", HAPT_H5_I32, layout, memory, layout->unit_targets, store_targets));
+    return layout->exact ? check_counts(file, layout, memory->target_count)
+                         : sum_counts(file, layout, memory->target_count);
+}
+
 enum hapt_status data_fill(struct hapt_h5 *file, const struct data_layout *layout, const struct data_memory *memory)
 {
     HAPT_TRY(data_find_offsets(file, layout, memory));
@@ -343,18 +358,7 @@ enum hapt_status data_fill(struct hapt_h5 *file, const struct data_layout *layou
     }
     HAPT_TRY(
         read_blocks(file, data_inputs_name(layout), HAPT_H5_I32, layout, memory, layout->unit_inputs, store_tokens));
-    if (layout->shifted) return HAPT_OK;
-    const int64_t counts = data_target_counts(layout);
-    for (int64_t i = 0; i < counts; i++) memory->target_count[i] = 0;
-    HAPT_TRY(read_blocks(file, "/targets", HAPT_H5_I32, layout, memory, layout->unit_targets, store_targets));
-    return layout->exact ? check_counts(file, layout, memory->target_count)
-                         : sum_counts(file, layout, memory->target_count);
-}
-
-int64_t data_target_counts(const struct data_layout *layout)
-{
-    if (layout->shifted || layout->images) return 0;
-    return layout->exact ? layout->units : (layout->units + DATA_COUNT_UNITS - 1) / DATA_COUNT_UNITS;
+    return layout->shifted ? HAPT_OK : check_targets(file, layout, memory);
 }
 
 enum hapt_status data_check_values(struct hapt_h5 *file, const struct data_layout *layout)
@@ -362,7 +366,12 @@ enum hapt_status data_check_values(struct hapt_h5 *file, const struct data_layou
     if (layout->images)
         return read_blocks(file, "/labels", HAPT_H5_I32, layout, NULL, layout->unit_targets, store_labels);
     HAPT_TRY(read_blocks(file, data_inputs_name(layout), HAPT_H5_I32, layout, NULL, layout->unit_inputs, store_tokens));
-    return layout->shifted
-               ? HAPT_OK
-               : read_blocks(file, "/targets", HAPT_H5_I32, layout, NULL, layout->unit_targets, store_targets);
+    if (layout->shifted) return HAPT_OK;
+    const struct data_memory counts = {.target_count =
+                                           malloc((size_t)data_target_counts(layout) * sizeof(int64_t) + 1)};
+    const enum hapt_status status = counts.target_count
+                                        ? check_targets(file, layout, &counts)
+                                        : hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory to count targets");
+    free(counts.target_count);
+    return status;
 }

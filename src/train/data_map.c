@@ -17,43 +17,25 @@ const char *data_targets_name(const struct data_layout *layout)
     return layout->images ? "/labels" : "/targets";
 }
 
-static bool about_file(const char *path, int *descriptor, struct data_layout *about)
-{
-    struct stat found;
-    *descriptor = open(path, O_RDONLY | O_CLOEXEC);
-    if (*descriptor < 0) return false;
-    if (fstat(*descriptor, &found) != 0 || found.st_size <= 0) {
-        close(*descriptor);
-        return false;
-    }
-    about->file_bytes = (int64_t)found.st_size;
-    about->file_device = (int64_t)found.st_dev;
-    about->file_number = (int64_t)found.st_ino;
-    return true;
-}
-
 bool data_map(const char *path, const struct data_layout *layout, const char **base)
 {
-    int descriptor;
-    struct data_layout now;
-    if (!about_file(path, &descriptor, &now)) return false;
-    const bool same = now.file_bytes == layout->file_bytes && now.file_device == layout->file_device &&
-                      now.file_number == layout->file_number;
-    void *memory = same ? mmap(NULL, (size_t)now.file_bytes, PROT_READ, MAP_SHARED, descriptor, 0) : MAP_FAILED;
-    close(descriptor);
+    struct stat now;
+    const int descriptor = open(path, O_RDONLY | O_CLOEXEC);
+    const bool same = descriptor >= 0 && fstat(descriptor, &now) == 0 && (int64_t)now.st_size == layout->file_bytes &&
+                      (int64_t)now.st_dev == layout->file_device && (int64_t)now.st_ino == layout->file_number;
+    void *memory = same ? mmap(NULL, (size_t)now.st_size, PROT_READ, MAP_SHARED, descriptor, 0) : MAP_FAILED;
+    if (descriptor >= 0) close(descriptor);
     if (memory == MAP_FAILED) return false;
     *base = memory;
     return true;
 }
 
-/* Notes the file in the layout. False: this machine cannot map it. */
-static bool can_map(const char *path, struct data_layout *layout)
+/* Notes the open file in the layout. False: this machine cannot map it. */
+static bool can_map(struct hapt_h5 *file, struct data_layout *layout)
 {
-    int descriptor;
     const char *base;
-    if (!about_file(path, &descriptor, layout)) return false;
-    close(descriptor);
-    if (!data_map(path, layout, &base)) return false;
+    hapt_h5_file_identity(file, &layout->file_bytes, &layout->file_device, &layout->file_number);
+    if (!data_map(hapt_h5_path(file), layout, &base)) return false;
     munmap((void *)base, (size_t)layout->file_bytes);
     return true;
 }
@@ -74,7 +56,7 @@ static void choose_store(struct hapt_h5 *file, const char *name, int64_t file_by
 
 void data_choose_stores(struct hapt_h5 *file, struct data_layout *layout)
 {
-    if (!can_map(hapt_h5_path(file), layout)) layout->file_bytes = 0;
+    if (!can_map(file, layout)) layout->file_bytes = 0;
     choose_store(file, data_inputs_name(layout), layout->file_bytes, layout->type, !layout->images, &layout->inputs);
     if (layout->images || !layout->shifted)
         choose_store(file, data_targets_name(layout), layout->file_bytes, HAPT_H5_I32, true, &layout->targets);

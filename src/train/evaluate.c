@@ -9,8 +9,9 @@ static enum hapt_status set_weights(struct worker *worker, const struct hapt_che
     float *full, *local;
     int64_t most = 1;
     for (int t = 0; t < worker->graph->tensor_count; t++) {
-        const int64_t elements = hapt_tensor_elements(&worker->graph->tensor[t]);
-        if (worker->graph->tensor[t].kind == HAPT_TENSOR_PARAMETER && elements > most) most = elements;
+        const struct hapt_tensor *tensor = &worker->graph->tensor[t];
+        const int64_t elements = tensor->kind == HAPT_TENSOR_PARAMETER ? worker_kept(worker, tensor, NULL, NULL) : 0;
+        if (elements > most) most = elements;
     }
     HAPT_NEW(full, worker->arena, most);
     HAPT_NEW(local, worker->arena, most);

@@ -69,9 +69,9 @@ enum hapt_status hapt_train_check_data(const struct hapt_env *env, const struct 
     if (needs_no_data(config, model)) return HAPT_OK;
     HAPT_TRY(find_data(env, config, model, &path));
     const struct hapt_data_order order = order_of(config, rows, run_data_end(config, hapt_config_int(config, "steps")));
-    HAPT_TRY(hapt_data_check(env, path, model, &order, NULL));
+    HAPT_TRY(hapt_data_check(env, path, model, &order));
     const char *held_out = hapt_config_text(config, "validation-data");
-    return held_out ? hapt_data_check(env, held_out, model, NULL, NULL) : HAPT_OK;
+    return held_out ? hapt_data_check(env, held_out, model, NULL) : HAPT_OK;
 }
 
 enum hapt_status hapt_train_settle_steps(const struct hapt_env *env, struct hapt_config *config,
@@ -88,14 +88,16 @@ enum hapt_status hapt_train_settle_steps(const struct hapt_env *env, struct hapt
                                                     "--epochs needs data, which --device emulated can do without"));
     HAPT_TRY(find_data(env, config, model, &path));
     const struct hapt_data_order order = order_of(config, (int)each, 0);
-    HAPT_TRY(hapt_data_check(env, path, model, &order, &rows));
+    HAPT_TRY(hapt_data_rows(env, path, model, &order, &rows));
     const double epochs = hapt_config_real(config, "epochs"), steps = ceil(epochs * (double)rows / (double)each);
     if (!(steps >= 1 && steps <= 1e12))
         return hapt_env_agree(
             env->world, hapt_fail(HAPT_ERR_USAGE, "give fewer --epochs", "--epochs %g are %.3g steps", epochs, steps));
     snprintf(text, sizeof text, "%.0f", steps);
     hapt_note(env, "%g epochs of %lld rows: %s steps of %lld rows\n", epochs, (long long)rows, text, (long long)each);
-    return hapt_env_agree(env->world, hapt_config_decide(config, "steps", text));
+    enum hapt_status status = hapt_config_decide(config, "steps", text);
+    if (status == HAPT_OK) status = hapt_config_decide(config, "data-order", "epochs"); /* what --resume goes on with */
+    return hapt_env_agree(env->world, status);
 }
 
 enum hapt_status run_data_open(const struct hapt_env *env, const struct hapt_config *config,

@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <sys/statvfs.h>
 
+#include "checkpoint.h"
 #include "hapt/link.h"
 #include "hapt/progress.h"
 #include "hapt/run_folder.h"
@@ -143,7 +144,7 @@ enum hapt_status hapt_train_check_disk(const struct hapt_env *env, const struct 
     hapt_optimizer_options(config, &optimizer);
     for (int t = 0; t < model->graph->tensor_count; t++)
         if (model->graph->tensor[t].kind == HAPT_TENSOR_PARAMETER)
-            bytes += 4.0 * (double)hapt_tensor_elements(&model->graph->tensor[t]) * (1 + optimizer.state_count);
+            bytes += 4.0 * (double)checkpoint_elements(&model->graph->tensor[t], false) * (1 + optimizer.state_count);
     const double available = (double)disk.f_bavail * (double)disk.f_frsize;
     if (bytes <= available) return hapt_env_agree(env->world, HAPT_OK);
     return hapt_env_agree(env->world,

@@ -34,7 +34,7 @@ static void look(struct stage *stage, struct origin *origin)
         const struct hapt_tensor *tensor = &program->graph->tensor[program->tensor[t].tensor];
         if (tensor->kind != HAPT_TENSOR_PARAMETER) continue;
         int found = FOUND_NOTHING;
-        if (!is_finite(stage, program->tensor[t].tensor))
+        if (!tensor->packed && !is_finite(stage, program->tensor[t].tensor)) /* packed bits are no numbers */
             found = FOUND_WEIGHT;
         else if (tensor->gradient >= 0 && !is_finite(stage, tensor->gradient))
             found = FOUND_GRADIENT;

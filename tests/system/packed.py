@@ -9,7 +9,7 @@ import struct
 import h5py
 import numpy as np
 
-from checking import LONG, check, end, passes, path, refuses
+from checking import LONG, check, end, passes, path, refuses, run
 
 DATA = "tests/data/hf"
 random = np.random.default_rng(11)
@@ -170,6 +170,35 @@ for held, bits in (("bf16", 16), ("int8", 9)):
     saved, promised = memory["fp32"].sum() - memory[held].sum(), weights * (32 - bits) / 8
     check(promised - 4.5 * D * F <= saved <= promised + 65536, f"{held}: {saved} bytes less, {promised} promised but for an unpacked matrix")
     print(f"{held}: {100 * apart:.3f} % from the loss in fp32 after 50 steps; {saved} of {promised:.0f} bytes saved")
+
+# Forward passes alone, with a packed matrix as the largest parameter; a step that is not finite is no fault of packed bits.
+folder = path("held")
+for held in ("fp32", "int8"):
+    passes("model", "llama", "--layers", 2, "--hidden", 64, "--ffn", 2048, "--heads", 4, "--sequence", 32, "--vocab", 64, "--microbatch", 2, "--seed", 3,
+           "--lora", "rank=4,target=q_proj", "--frozen-weights", held, "--output", path("wide-" + held + ".h5"))
+trained("held", path("wide-int8.h5"), path("text.h5"), steps=2)
+losses = []
+for words in (["--input", path("wide-int8.h5"), "--checkpoint", path("held")], ["--input", path("wide-fp32.h5"), "--checkpoint", path("held")]):
+    done = passes("evaluate", *words, "--data", path("text.h5"), "--validate-rows", 8, "--json")
+    losses.append(json.loads(done.stdout)["loss"] if done.returncode == 0 else 0)
+check(losses[0] == losses[1], f"evaluated: {losses}: a checkpoint holds what was trained with")
+passes("generate", "--input", path("wide-int8.h5"), "--checkpoint", path("held"), "--prompt-tokens", "1,2,3", "--max-tokens", 4)
+done = run("--input", path("wide-int8.h5"), "--data", path("text.h5"), *RUN, "--optimizer", "sgd", "--learning-rate", "1e6", "--clip-norm", 0, "--weight-decay", "1e6",
+           "--steps", 60, "--output", path("wild"))
+check("weight model." not in done.stderr or "lora" in done.stderr.split("weight model.")[1][:80], "not finite: " + done.stderr[-300:])
+
+# A damaged operator that reads a packed weight.
+with h5py.File(path("wide-int8.h5"), "r+") as file:
+    types = [name.decode() if isinstance(name, bytes) else name for name in file["operators/type"][()]]
+    inputs = file["operators/input"][()]
+    for wrong in (2000000000, -5, 0):
+        inputs[types.index("linear_packed"), 1] = wrong
+        file["operators/input"][...] = inputs
+        file.flush()
+        shutil.copy(path("wide-int8.h5"), path(f"damaged{wrong}.h5"))
+for wrong in (2000000000, -5, 0):
+    done = run("train", "--input", path(f"damaged{wrong}.h5"), "--data", path("text.h5"), "--plan", path("held", "run.h5"), "--output", path("none"))
+    check(done.returncode in (2, 3) and done.stderr.count("hapt: error:") == 1, f"operator {wrong}: {done.returncode} {done.stderr[-200:]}")
 
 # Only what is frozen is packed; options without an effect are refused.
 some = imported("some", os.path.join(DATA, "qwen3"), "--freeze", "model.layers.0.*", "--frozen-weights", "int8")

@@ -74,9 +74,9 @@ static void one(uint64_t *seed)
         }
         write_file(path, token + total, count, width);
         const int cut = count > 0 ? (int)(hapt_random_next(seed) % (unsigned)count) : 0;
-        CHECK_OK(hapt_data_add_piece(&source, &arena, &(struct hapt_token_piece){path, 0, cut, width}));
-        CHECK_OK(hapt_data_add_piece(&source, &arena,
-                                     &(struct hapt_token_piece){path, (int64_t)cut * width, count - cut, width}));
+        CHECK_OK(hapt_data_add_piece(&source, &arena, &(struct hapt_token_piece){path, 0, cut, width, false}));
+        CHECK_OK(hapt_data_add_piece(
+            &source, &arena, &(struct hapt_token_piece){path, (int64_t)cut * width, count - cut, width, false}));
         total += count;
     }
     CHECK(source.count == total && source.pieces <= FILES);
@@ -104,7 +104,7 @@ static void limits(void)
     CHECK(fwrite(large, sizeof *large, 5, file) == 5 && fclose(file) == 0);
     for (int i = 2; i < 5; i += 2) {
         struct hapt_token_source source = {.pieces = 0};
-        CHECK_OK(hapt_data_add_piece(&source, &arena, &(struct hapt_token_piece){path, 8L * i, 1, 8}));
+        CHECK_OK(hapt_data_add_piece(&source, &arena, &(struct hapt_token_piece){path, 8L * i, 1, 8, false}));
         CHECK(hapt_data_count_tokens(&source, &counts) == HAPT_ERR_INPUT);
         hapt_fail_reset();
         free(counts.count);
@@ -113,7 +113,7 @@ static void limits(void)
     const int64_t many = 2 * HAPT_TOKEN_BLOCK + 5;
     path = hapt_arena_printf(&arena, "%s/many", folder);
     CHECK(truncate((fclose(fopen(path, "wb")), path), 2 * many) == 0);
-    CHECK_OK(hapt_data_add_piece(&source, &arena, &(struct hapt_token_piece){path, 0, many, 2}));
+    CHECK_OK(hapt_data_add_piece(&source, &arena, &(struct hapt_token_piece){path, 0, many, 2, false}));
     CHECK_OK(hapt_data_count_tokens(&source, &counts));
     CHECK(counts.vocab == 1 && counts.count[0] == many && hapt_data_visit_parts(&source) == 3);
     double unigram, bigram;
