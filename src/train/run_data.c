@@ -47,8 +47,7 @@ static enum hapt_status check_options(const struct hapt_config *config)
                          "--epochs and --steps both give the length of the run");
     if (hapt_config_given(config, "data-order") && strcmp(hapt_config_text(config, "data-order"), "epochs") != 0)
         return hapt_fail(HAPT_ERR_USAGE, "leave out one of them",
-                         "--epochs reads each row once per epoch, --data-order %s "
-                         "does not",
+                         "--epochs reads each row once per epoch, --data-order %s does not",
                          hapt_config_text(config, "data-order"));
     return HAPT_OK;
 }

@@ -112,6 +112,7 @@ plans = [("pipeline", 2, place(2, "--stages", "0-1@a:1x1,1-2@a:1x1")), ("tensor"
 for family in ["qwen3", "qwen2", "llama3", "mistral", "gemma3"] if LONG else ["qwen3"]:
     data = os.path.join(DATA, family, "reference.h5")
     for held, rounding in (("int8", to_int8), ("bf16", to_bf16)):
+        some = plans if LONG else plans[:2] + plans[4:5] if held == "int8" else []
         folder, packed = rounded_folder(family, rounding)
         check(len(packed) >= 4, f"{family}: only {packed} are packed")
         plain = imported(f"{family}-plain-{held}", folder, *LORA)
@@ -119,7 +120,7 @@ for family in ["qwen3", "qwen2", "llama3", "mistral", "gemma3"] if LONG else ["q
         expected, _ = trained("plain", plain, data)
         one, _ = trained("one", model, data)
         check(np.array_equal(expected, one), f"{family}, {held}: {one - expected} beside NumPy's rounding")
-        for name, ranks, words in plans if held == "int8" or LONG else plans[:1]:
+        for name, ranks, words in some:
             found, _ = trained("many", model, data, *words, ranks=ranks)
             check(np.abs(found - one).max() < 3e-6, f"{family}, {held}, {name}: {found - one}")
         # what is exported: adapters, or the rounded weights with the adapters added

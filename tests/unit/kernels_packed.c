@@ -55,7 +55,7 @@ static void check_product(int64_t rows, int64_t out, int64_t blocks, enum hapt_p
                              .accumulate = add,
                              .threads = threads};
     kernel_run("linear_packed_dx", dtype, &back);
-    check_gradient(&problem, 0, &dx.view, add ? dx.value : NULL, 30,
+    check_gradient(&problem, 0, &dx.view, add ? dx.value : NULL, 10,
                    dtype == HAPT_F32 ? 1e-6 * sqrt((double)out) : HALF_UNIT(dtype), "packed product's dx");
     free(expected);
     free(value);
