@@ -104,7 +104,8 @@ struct hapt_h5_blocks {
 /* False if the elements do not stand in the file as this machine reads them: compressed, of another byte order or type,
  * in other files, in chunks that divide rows of the leading dimension, or in very many chunks. */
 bool hapt_h5_find_blocks(struct hapt_h5 *file, const char *name, struct hapt_h5_blocks *blocks);
-/* What tells a file that was opened from others, also from a later one of its name: its size, device and inode. */
+/* The size, device and inode of an opened file. They differ from those of another file, also of a later one of its
+ * name. */
 void hapt_h5_file_identity(const struct hapt_h5 *file, int64_t *bytes, int64_t *device, int64_t *number);
 /* offset[blocks->count]: where each block begins, bytes. False if a block is missing or reaches beyond `file_bytes`. */
 bool hapt_h5_block_offsets(struct hapt_h5 *file, const char *name, const struct hapt_h5_blocks *blocks,

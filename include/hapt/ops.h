@@ -36,8 +36,8 @@ struct hapt_op_type {
     double (*flops)(const struct hapt_graph *graph, const struct hapt_op *op, double rows_fraction);
     /* Maximum bytes that one operand moves, or NULL. For tables: only the rows that are looked up. */
     double (*operand_bytes_limit)(const struct hapt_graph *graph, const struct hapt_op *op, double rows_fraction);
-    /* Bytes that it moves beside its operands, or NULL. */
-    double (*other_bytes)(const struct hapt_graph *graph, const struct hapt_op *op);
+    /* Bytes that it moves in a pass over memory before it computes, or NULL: hapt_op_bytes does not count them. */
+    double (*pass_bytes)(const struct hapt_graph *graph, const struct hapt_op *op);
     /* Checks attributes and fills in output sizes that the letters alone do not give, or NULL. On entry output[o] has
      * dims, dtype and the known sizes; 0 where the letter is unknown. */
     enum hapt_status (*infer)(const struct hapt_graph *graph, const struct hapt_op *op, struct hapt_tensor *output);
@@ -98,5 +98,7 @@ enum hapt_status hapt_op_infer(const struct hapt_graph *graph, const struct hapt
 /* Cost of one full microbatch, or of the share `fraction` of its rows (bytes always count all of the parameters). */
 double hapt_op_flops(const struct hapt_graph *graph, const struct hapt_op *op, double fraction);
 double hapt_op_bytes(const struct hapt_graph *graph, const struct hapt_op *op, double fraction);
+/* Bytes of the pass before the operator computes; mostly 0. */
+double hapt_op_pass_bytes(const struct hapt_graph *graph, const struct hapt_op *op);
 
 #endif

@@ -1,4 +1,4 @@
-/* Where the elements of a dataset lie in the file, so that a program can map them instead of reading them. */
+/* Finds the place of a dataset's elements in the file, so that a program can map them instead of reading them. */
 #include "h5_private.h"
 
 /* HDF5 searches for each chunk from the first one on, so many of them take long. */

@@ -54,7 +54,8 @@ static double compute_s(const void *context, const struct hapt_spmd_work *work, 
     const struct hapt_op *op = &work->graph->op[work->op];
     return hapt_roofline_operator_s(&asked->roofline, hapt_efficiency_class_of(hapt_op_type_at(op->type)),
                                     work->share * hapt_op_flops(work->graph, op, 1) * beside,
-                                    hapt_spmd_work_bytes(work, 1) * beside);
+                                    hapt_spmd_work_bytes(work, 1) * beside) +
+           hapt_roofline_stream_s(&asked->roofline, work->share * hapt_op_pass_bytes(work->graph, op) * beside);
 }
 
 /* ---- programs of a mesh ---- */

@@ -1,4 +1,4 @@
-/* Where the tokens of an input lie, by its type and its header. */
+/* Finds the tokens of an input, by its type and its header. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>

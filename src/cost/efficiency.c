@@ -116,7 +116,8 @@ double hapt_roofline_graph_s(const struct hapt_roofline *roofline, const struct 
 {
     const struct hapt_op *what = &graph->op[op];
     return hapt_roofline_operator_s(roofline, hapt_efficiency_class_of(hapt_op_type_at(what->type)),
-                                    hapt_op_flops(graph, what, 1), hapt_op_bytes(graph, what, 1));
+                                    hapt_op_flops(graph, what, 1), hapt_op_bytes(graph, what, 1)) +
+           hapt_roofline_stream_s(roofline, hapt_op_pass_bytes(graph, what));
 }
 
 double hapt_roofline_stream_s(const struct hapt_roofline *roofline, double bytes)

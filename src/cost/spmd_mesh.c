@@ -30,7 +30,8 @@ static double compute_s(const void *context, const struct hapt_spmd_work *work, 
     const int m = mesh->shown.devices[device];
     double seconds =
         hapt_roofline_operator_s(&mesh->roofline[device], hapt_efficiency_class_of(type),
-                                 hapt_op_flops(work->graph, op, 1) * work->share / m, hapt_spmd_work_bytes(work, m));
+                                 hapt_op_flops(work->graph, op, 1) * work->share / m, hapt_spmd_work_bytes(work, m)) +
+        hapt_roofline_stream_s(&mesh->roofline[device], work->share * hapt_op_pass_bytes(work->graph, op));
     if (m == 1 && !mesh->shown.update_s) return seconds;
     for (int o = 0; o < op->output_count; o++) {
         if (op->output[o] < 0) continue;

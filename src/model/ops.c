@@ -84,10 +84,16 @@ static double operand_bytes(const struct hapt_graph *graph, int tensor, double f
     return (double)hapt_tensor_bytes(operand) * (counts_fully ? 1.0 : fraction);
 }
 
-double hapt_op_bytes(const struct hapt_graph *graph, const struct hapt_op *op, double fraction)
+double hapt_op_pass_bytes(const struct hapt_graph *graph, const struct hapt_op *op)
 {
     const struct hapt_op_type *type = hapt_op_type_at(op->type);
-    double bytes = type->other_bytes ? type->other_bytes(graph, op) : 0, limit = INFINITY;
+    return type->pass_bytes ? type->pass_bytes(graph, op) : 0;
+}
+
+double hapt_op_bytes(const struct hapt_graph *graph, const struct hapt_op *op, double fraction)
+{
+    double bytes = 0, limit = INFINITY;
+    const struct hapt_op_type *type = hapt_op_type_at(op->type);
     if (type->operand_bytes_limit) limit = type->operand_bytes_limit(graph, op, fraction);
     for (int i = 0; i < op->input_count; i++)
         if (op->input[i] >= 0) bytes += fmin(limit, operand_bytes(graph, op->input[i], fraction));

@@ -120,10 +120,10 @@ const struct hapt_op_type hapt_ops_decoder[] = {
      .attributes = "x -> y [b][2 d]: the first token, then the mean of the others (DINOv2's classifier)"},
     {.name = "class_and_mean_dx", .signature = "be!->bt!d!", .dtypes = "c->c", .flops_per_element = 1, .attributes = "dy -> dx"},
     {.name = "linear_packed", .signature = "...i/g,ogw!,o?->...o", .dtypes = "cfc->c", .heavy = true, .product = true, .packed = 1,
-     .flops = flops_linear_packed, .other_bytes = bytes_linear_packed, .infer = infer_linear_packed, .backward = "linear_packed_dx", .backward_operands = "d1>0",
+     .flops = flops_linear_packed, .pass_bytes = bytes_linear_packed, .infer = infer_linear_packed, .backward = "linear_packed_dx", .backward_operands = "d1>0",
      .attributes = "x, w, bias -> y = x w' + bias; w is frozen and packed (packing.h): blocks of 32 columns"},
     {.name = "linear_packed_dx", .signature = "...o,ogw!->...i/g", .dtypes = "cf->c", .heavy = true, .product = true, .packed = 1,
-     .flops = flops_linear_packed, .other_bytes = bytes_linear_packed, .attributes = "dy, w -> dx"},
+     .flops = flops_linear_packed, .pass_bytes = bytes_linear_packed, .attributes = "dy, w -> dx"},
     {.name = NULL},
 };
 /* clang-format on */

@@ -221,7 +221,8 @@ static int64_t held_out_start(const struct hapt_data *data, int64_t step, int ro
     return number * (layout->exact || layout->images ? layout->stride : layout->width);
 }
 
-/* Each row once per epoch. What is left of a stream when it is cut into rows moves the cuts, differently each epoch. */
+/* Each row comes once per epoch. A stream is cut into rows. The tokens that fill no row shift the cuts, differently in
+ * each epoch. */
 static int64_t epoch_start(const struct hapt_data *data, int64_t number)
 {
     const struct data_layout *layout = &data->layout;

@@ -6,7 +6,7 @@
 #include "hapt/h5.h"
 #include "hapt/train.h"
 
-/* Where the elements of a dataset are found: in the mapped file, or (blocks 0) in a copy. */
+/* The place of a dataset's elements: the mapped file, or (blocks 0) a copy. */
 struct data_store {
     enum hapt_h5_type type;
     int64_t block, blocks; /* elements of a block of the file, and their number */

@@ -1,4 +1,4 @@
-/* Which data a run reads, in which order, for how many steps. */
+/* The data that a run reads, their order, and the number of steps. */
 #include "run_data.h"
 
 #include <math.h>
