@@ -1,5 +1,6 @@
 """Checks that tests in Python share. The program is in the environment, HAPT. The arguments of a test that uses `path` are the program and a
 folder for files. A test ends with `end()`."""
+import json
 import os
 import subprocess
 import sys
@@ -27,6 +28,15 @@ def end():
 
 def path(*parts):
     return os.path.join(FOLDER, *parts)
+
+
+def cpu_cluster(devices, memory="300 MB"):
+    """A cluster file with one subcluster, a, of so many CPU devices."""
+    name = path(f"c{devices}.json")
+    with open(name, "w") as file:
+        json.dump({"format": "hapt-cluster", "version": 1,
+                   "subclusters": [{"name": "a", "nodes": 1, "devices_per_node": devices, "device": "cpu", "memory": memory}]}, file)
+    return name
 
 
 def run(*words, ranks=1):

@@ -1,21 +1,17 @@
 """usage: objective.py HAPT FOLDER. Settings of what is trained for. After one step, parameters that --no-decay names have the bits of a run without weight decay, the others those of a
 run with it: on one rank, two ranks that share the optimizer state, and with that state on the host. A resumed run keeps the option."""
 import fnmatch
-import json
-
 import h5py
 import numpy as np
 
-from checking import check, end, passes, path, refuses
+from checking import check, cpu_cluster, end, passes, path, refuses
 from numpy_gpt import gpt, weights_of
 
 random = np.random.default_rng(2)
 with h5py.File(path("text.h5"), "w") as file:
     file["tokens"] = random.integers(0, 64, 3000).astype(np.uint16)
 passes("model", "gpt", "--layers", 2, "--hidden", 32, "--heads", 2, "--sequence", 16, "--vocab", 64, "--microbatch", 2, "--output", path("m.h5"))
-with open(path("c.json"), "w") as file:
-    json.dump({"format": "hapt-cluster", "version": 1,
-               "subclusters": [{"name": "a", "nodes": 1, "devices_per_node": 2, "device": "cpu", "memory": "300 MB"}]}, file)
+two = cpu_cluster(2)
 PATTERNS = "wte.weight,h.0.*,*.c_fc.weight"
 common = ["--input", path("m.h5"), "--data", path("text.h5"), "--microbatches", 4, "--learning-rate", "1e-2", "--lr-schedule", "constant", "--predict", "--threads", 1]
 
@@ -33,7 +29,7 @@ def exported(name):
     return found
 
 
-places = {"one": (1, []), "two": (2, ["--cluster", path("c.json"), "--layers-per-model", 2, "--program", "data", "--stages", "0-2@a:1x2"]),
+places = {"one": (1, []), "two": (2, ["--cluster", two, "--layers-per-model", 2, "--program", "data", "--stages", "0-2@a:1x2"]),
           "host": (1, ["--offload", "optimizer"])}
 for place, (ranks, words) in places.items():
     decayed, plain, mixed = (weights(place + name, *words, *options, ranks=ranks)
@@ -69,7 +65,7 @@ def losses(weight, share):
 
 sgd = ["--data", path("batch.h5"), "--optimizer", "sgd", "--weight-decay", 0, "--clip-norm", 0, "--lr-schedule", "constant", "--learning-rate", rate, "--microbatches", 4,
        "--label-smoothing", smoothing, "--steps", 1, "--input", path("m.h5"), "--predict", "--threads", 1]
-for name, ranks, words in (("smooth", 1, []), ("split", 2, ["--cluster", path("c.json"), "--layers-per-model", 2, "--stages", "0-2@a:1x2t2"])):
+for name, ranks, words in (("smooth", 1, []), ("split", 2, ["--cluster", two, "--layers-per-model", 2, "--stages", "0-2@a:1x2t2"])):
     passes(*sgd, *words, "--output", path(name), ranks=ranks)
     after = weights_of(path(name + ".h5")) if exported(name) else None
     with h5py.File(path(name, "run.h5")) as file:

@@ -9,7 +9,7 @@ import struct
 import h5py
 import numpy as np
 
-from checking import LONG, check, end, passes, path, refuses, run
+from checking import LONG, check, cpu_cluster, end, passes, path, refuses, run
 
 DATA = "tests/data/hf"
 random = np.random.default_rng(11)
@@ -93,12 +93,7 @@ def trained(name, model, data, *words, ranks=1, steps=10, rate="1e-3"):
         return np.array([np.nan]), np.array([0])
 
 
-clusters = {}
-for count in (1, 2, 4):
-    clusters[count] = path(f"c{count}.json")
-    with open(clusters[count], "w") as file:
-        json.dump({"format": "hapt-cluster", "version": 1,
-                   "subclusters": [{"name": "a", "nodes": 1, "devices_per_node": count, "device": "cpu", "memory": "300 MB"}]}, file)
+clusters = {count: cpu_cluster(count) for count in (1, 2, 4)}
 
 
 def place(ranks, *words):

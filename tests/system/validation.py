@@ -11,7 +11,7 @@ import time
 import h5py
 import numpy as np
 
-from checking import HAPT, LONG, check, end, passes, path, refuses, run
+from checking import HAPT, LONG, check, cpu_cluster, end, passes, path, refuses, run
 from numpy_gpt import gpt, weights_of
 
 T, V, D, HEADS, LAYERS = 16, 256, 32, 2, 4
@@ -53,12 +53,7 @@ check(windows == 62, "62 windows: 7 steps of 8 rows and one of 6")
 # Plans of one to four ranks, other schedules, deferred updates: training keeps its bits, and validation is NumPy's.
 common = ["--input", path("m.h5"), "--microbatches", "4", "--steps", "12", "--learning-rate", "1e-2", "--predict", "--threads", "1"]
 held_out = ["--validation-data", path("held.h5"), "--validate-every", "5", "--checkpoint-every", "5"]
-clusters = {}
-for count in (1, 2, 4):
-    clusters[count] = path(f"c{count}.json")
-    with open(clusters[count], "w") as file:
-        json.dump({"format": "hapt-cluster", "version": 1,
-                   "subclusters": [{"name": "a", "nodes": 1, "devices_per_node": count, "device": "cpu", "memory": "300 MB"}]}, file)
+clusters = {count: cpu_cluster(count) for count in (1, 2, 4)}
 layers = ["--layers-per-model", "6"]
 data_parallel = ["--program", "data"]  # the measured bandwidth of memory decides otherwise, and may differ between two runs
 plans = [("one", 1, []), ("even", 2, [*layers, *data_parallel, "--stages", "0-6@a:1x2"]), ("two", 2, [*layers, "--stages", "0-3@a:1x1,3-6@a:1x1"]),
