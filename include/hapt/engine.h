@@ -102,9 +102,13 @@ size_t hapt_engine_tensor_bytes(const struct hapt_engine *engine, int tensor);
 enum hapt_staging_kind { HAPT_STAGING_FORWARD_IN, HAPT_STAGING_BACKWARD_IN, HAPT_STAGING_BACKWARD_OUT };
 void *hapt_engine_staging(struct hapt_engine *engine, enum hapt_staging_kind kind, int slot, int index);
 
-/* Copies a parameter's master weight (state -1) or optimizer state (0, 1) from and to the host: fp32, all local
- * elements. Setting a weight also updates its compute copy. Slices of other ranks are skipped,
- * and read as 0. */
+/* Copies a parameter's master weight (state -1) or optimizer state (0, 1) from and to the host: fp32, local elements
+ * [first, first + count), or all. Setting a weight also updates its compute copy. Slices of other ranks are skipped,
+ * and read as -0; states of frozen parameters read as 0. */
+enum hapt_status hapt_engine_set_part(struct hapt_engine *engine, int tensor, int state, size_t first, size_t count,
+                                      const float *value);
+enum hapt_status hapt_engine_get_part(struct hapt_engine *engine, int tensor, int state, size_t first, size_t count,
+                                      float *value);
 enum hapt_status hapt_engine_set(struct hapt_engine *engine, int tensor, int state, const float *value);
 enum hapt_status hapt_engine_get(struct hapt_engine *engine, int tensor, int state, float *value);
 /* True if each rank of a parameter's group has its own slice of that state; state -1: of the master. */

@@ -124,10 +124,14 @@ void hapt_tensor_published_name(const char *name, int dims, int64_t element, cha
 /* Parameters are published as matrices of fp32 in model files and checkpoints, also those that are packed on devices.
  * `published` has the shape in files; it equals any other parameter. */
 struct hapt_tensor hapt_tensor_published(const struct hapt_tensor *parameter);
-/* Converts all elements of a parameter in place, to and from its packed form; others are left alone. `value` has the
- * elements of the published tensor. Packing what was unpacked gives the same bits. */
-void hapt_parameter_pack(const struct hapt_tensor *parameter, float *value);
-void hapt_parameter_unpack(const struct hapt_tensor *parameter, float *value);
+/* Rows [first, first + count) of the leading dimension of a tensor, which has `total` of them. */
+struct hapt_rows {
+    int64_t total, first, count;
+};
+/* Converts `rows` rows of a parameter in place, to and from its packed form; others are left alone. `value` has the
+ * elements of these rows of the published tensor. Packing what was unpacked gives the same bits. */
+void hapt_parameter_pack(const struct hapt_tensor *parameter, int64_t rows, float *value);
+void hapt_parameter_unpack(const struct hapt_tensor *parameter, int64_t rows, float *value);
 
 int64_t hapt_tensor_elements(const struct hapt_tensor *tensor);
 size_t hapt_tensor_bytes(const struct hapt_tensor *tensor);

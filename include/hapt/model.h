@@ -88,8 +88,11 @@ enum hapt_status hapt_patterns_check(const char *option, const char *patterns, c
 int hapt_model_input(const struct hapt_model *model, enum hapt_tensor_role role);
 const char *hapt_model_setting(const struct hapt_model *model, const char *name); /* NULL: absent */
 
-/* Initial value of a parameter, all elements as fp32: from the model file's /parameters, else by its rule from seed and
- * name alone. Packed, if the parameter is; `value` has the elements of the published tensor. */
+/* Initial value of a parameter, rows [first, first + count) of its leading dimension, or all, as fp32: from the model
+ * file's /parameters, else by its rule from seed and name alone. Packed, if the parameter is; `value` has the elements
+ * of these rows of the published tensor. */
+enum hapt_status hapt_model_initial_rows(const struct hapt_model *model, int tensor, int64_t first, int64_t count,
+                                         float *value);
 enum hapt_status hapt_model_initial(const struct hapt_model *model, int tensor, float *value);
 
 /* Writes /parameters/NAME of a weights file; a stack (graph.h) is written element by element. */

@@ -277,9 +277,12 @@ enum hapt_status hapt_checkpoint_verify(const char *path, struct hapt_checkpoint
 enum hapt_status hapt_checkpoint_fits(const struct hapt_checkpoint *checkpoint, const struct hapt_model *model);
 /* Uses the options of the checkpoint's run as defaults. */
 enum hapt_status hapt_checkpoint_defaults(const struct hapt_checkpoint *checkpoint, struct hapt_config *config);
-/* The full weight (state -1) or state of a parameter, [elements]. Rank-local. */
+/* The weight (state -1) or state of a parameter of `elements` elements: all, or some of its rows. HAPT_ERR_INPUT: it
+ * has another number of elements or rows. Rank-local. */
 enum hapt_status hapt_checkpoint_read(const struct hapt_checkpoint *checkpoint, const char *parameter, int state,
                                       int64_t elements, float *value);
+enum hapt_status hapt_checkpoint_read_rows(const struct hapt_checkpoint *checkpoint, const char *parameter, int state,
+                                           int64_t elements, const struct hapt_rows *rows, float *value);
 /* The shape of a parameter: at most HAPT_H5_MAX_DIMS dimensions, at least one. Rank-local. */
 enum hapt_status hapt_checkpoint_shape(const struct hapt_checkpoint *checkpoint, const char *parameter, int *dims,
                                        int64_t *shape);

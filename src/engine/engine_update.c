@@ -285,48 +285,72 @@ static float *room_for(struct hapt_engine *engine, size_t element)
                                 : (float *)(engine->memory + plan->gradient_offset) + element;
 }
 
-/* Sets its compute copy from host memory; of sharded weights elements [first, first + count) of it. */
+/* Sets elements [first, first + count) of its compute copy from host memory. */
 static enum hapt_status convert_from_host(struct hapt_engine *engine, int tensor, const float *value, size_t first,
                                           size_t count)
 {
     const struct hapt_memory_plan *plan = engine->plan;
-    const size_t elements = plan->sharded_weights ? count : hapt_engine_elements(engine, tensor);
-    const size_t element =
-        plan->parameter_element[engine->program->local[tensor]] + (plan->sharded_weights ? first : 0);
+    const size_t element = plan->parameter_element[engine->program->local[tensor]] + first;
     float *block = room_for(engine, element);
-    if (elements == 0) return HAPT_OK;
-    if (plan->sharded_weights) value += first;
-    HAPT_TRY(engine->options.backend->copy(engine->queue, block, value, elements * sizeof *value));
+    if (count == 0) return HAPT_OK;
+    HAPT_TRY(engine->options.backend->copy(engine->queue, block, value, count * sizeof *value));
     if (!plan->host_weights)
-        return convert(engine, block, hapt_engine_copy(engine, element), engine->copy_dtype, elements);
+        return convert(engine, block, hapt_engine_copy(engine, element), engine->copy_dtype, count);
     void *place = engine->memory + plan->place_offset;
-    HAPT_TRY(convert(engine, block, place, engine->copy_dtype, elements));
+    HAPT_TRY(convert(engine, block, place, engine->copy_dtype, count));
     return engine->options.backend->copy(engine->queue, hapt_engine_host_weight(engine, element), place,
-                                         elements * sizeof(uint16_t));
+                                         count * sizeof(uint16_t));
 }
 
-/* Updates its compute copy, if it has one, from the master on the device. */
-static enum hapt_status convert_parameter(struct hapt_engine *engine, int tensor)
+/* Updates elements [first, first + count) of its compute copy, if it has one, from the master on the device. */
+static enum hapt_status convert_parameter(struct hapt_engine *engine, int tensor, size_t first, size_t count)
 {
-    size_t first, count;
-    float *address = parameter_address(engine, tensor, -1, &first, &count);
+    size_t held_first, held_count;
+    float *address = parameter_address(engine, tensor, -1, &held_first, &held_count);
     const enum hapt_dtype dtype = engine->program->graph->tensor[tensor].dtype;
-    if (count == 0 || dtype == HAPT_F32) return HAPT_OK;
-    return convert(engine, address, hapt_engine_operand(engine, tensor, 0, 0), dtype, count);
+    if (held_count == 0 || count == 0 || dtype == HAPT_F32) return HAPT_OK;
+    HAPT_ASSERT(held_first == 0); /* such a master is whole */
+    char *copy = hapt_engine_operand(engine, tensor, 0, 0);
+    return convert(engine, address + first, copy + first * hapt_dtype_bytes(dtype), dtype, count);
+}
+
+/* The part of elements [first, first + count) of a weight or state that this rank holds: `*held` elements from `*from`
+ * on. Returns its address. */
+static float *held_part(struct hapt_engine *engine, int tensor, int state, size_t first, size_t count, size_t *from,
+                        size_t *held)
+{
+    size_t all_first, all_count;
+    float *address = parameter_address(engine, tensor, state, &all_first, &all_count);
+    const size_t all_end = all_first + all_count, end = first + count < all_end ? first + count : all_end;
+    HAPT_ASSERT(first + count <= hapt_engine_elements(engine, tensor));
+    *from = first > all_first ? first : all_first;
+    *held = end > *from ? end - *from : 0;
+    return *held > 0 ? address + *from - all_first : NULL;
+}
+
+enum hapt_status hapt_engine_set_part(struct hapt_engine *engine, int tensor, int state, size_t first, size_t count,
+                                      const float *value)
+{
+    size_t from, held;
+    HAPT_TRY(hapt_engine_settle(engine));
+    float *address = held_part(engine, tensor, state, first, count, &from, &held);
+    if (held > 0)
+        HAPT_TRY(engine->options.backend->copy(engine->queue, address, value + from - first, held * sizeof *value));
+    if (state < 0) HAPT_TRY(hapt_engine_weights_changed(engine));
+    if (state < 0 && engine->plan->copy_offset != (size_t)-1) {
+        if (!is_like_state(engine, tensor))
+            HAPT_TRY(convert_parameter(engine, tensor, first, count));
+        else if (engine->plan->sharded_weights)
+            HAPT_TRY(convert_from_host(engine, tensor, value + from - first, from, held));
+        else
+            HAPT_TRY(convert_from_host(engine, tensor, value, first, count));
+    }
+    return hapt_engine_finish(engine);
 }
 
 enum hapt_status hapt_engine_set(struct hapt_engine *engine, int tensor, int state, const float *value)
 {
-    size_t first, count;
-    HAPT_TRY(hapt_engine_settle(engine));
-    float *address = parameter_address(engine, tensor, state, &first, &count);
-    if (count > 0)
-        HAPT_TRY(engine->options.backend->copy(engine->queue, address, value + first, count * sizeof *value));
-    if (state < 0) HAPT_TRY(hapt_engine_weights_changed(engine));
-    if (state < 0 && engine->plan->copy_offset != (size_t)-1)
-        HAPT_TRY(is_like_state(engine, tensor) ? convert_from_host(engine, tensor, value, first, count)
-                                               : convert_parameter(engine, tensor));
-    return hapt_engine_finish(engine);
+    return hapt_engine_set_part(engine, tensor, state, 0, hapt_engine_elements(engine, tensor), value);
 }
 
 bool hapt_engine_shards_weights(const struct hapt_engine *engine)
@@ -358,18 +382,24 @@ const float *hapt_engine_master(struct hapt_engine *engine, int tensor, size_t *
     return parameter_address(engine, tensor, -1, &first, count);
 }
 
-enum hapt_status hapt_engine_get(struct hapt_engine *engine, int tensor, int state, float *value)
+enum hapt_status hapt_engine_get_part(struct hapt_engine *engine, int tensor, int state, size_t first, size_t count,
+                                      float *value)
 {
-    size_t first, count;
+    size_t from, held;
     HAPT_TRY(hapt_engine_settle(engine));
-    const float *address = parameter_address(engine, tensor, state, &first, &count);
+    const float *address = held_part(engine, tensor, state, first, count, &from, &held);
     /* -0 in other ranks' slices: a sum over the ranks then keeps each bit, also those of -0. */
     const bool sliced =
         engine->program->graph->tensor[tensor].trainable && hapt_engine_is_sliced(engine, tensor, state);
-    for (size_t i = 0; i < hapt_engine_elements(engine, tensor); i++) value[i] = sliced ? -0.0f : 0;
-    if (count == 0) return HAPT_OK;
-    HAPT_TRY(engine->options.backend->copy(engine->queue, value + first, address, count * sizeof *value));
+    for (size_t i = 0; i < count; i++) value[i] = sliced ? -0.0f : 0;
+    if (held == 0) return HAPT_OK;
+    HAPT_TRY(engine->options.backend->copy(engine->queue, value + from - first, address, held * sizeof *value));
     return hapt_engine_finish(engine);
+}
+
+enum hapt_status hapt_engine_get(struct hapt_engine *engine, int tensor, int state, float *value)
+{
+    return hapt_engine_get_part(engine, tensor, state, 0, hapt_engine_elements(engine, tensor), value);
 }
 
 enum hapt_status hapt_engine_run_update_kernels(struct hapt_engine *engine)
@@ -392,7 +422,7 @@ enum hapt_status hapt_engine_run_update_kernels(struct hapt_engine *engine)
         const int tensor = engine->program->tensor[t].tensor;
         if (engine->program->graph->tensor[tensor].kind != HAPT_TENSOR_PARAMETER) continue;
         if (!is_like_state(engine, tensor))
-            HAPT_TRY(convert_parameter(engine, tensor));
+            HAPT_TRY(convert_parameter(engine, tensor, 0, hapt_engine_elements(engine, tensor)));
         else if (engine->plan->copy_offset != (size_t)-1)
             HAPT_TRY(convert(engine, room_for(engine, 0),
                              hapt_memory_has_places(engine->plan) ? engine->memory + engine->plan->place_offset

@@ -19,7 +19,7 @@ static enum hapt_status fill_parameter(struct hapt_engine *engine, const struct 
         else
             value[i] = parameter->init == HAPT_INIT_ONE ? 1.0f : 0.0f;
     }
-    hapt_parameter_pack(parameter, value);
+    hapt_parameter_pack(parameter, parameter->shape[0], value);
     return hapt_engine_set(engine, tensor, -1, value);
 }
 

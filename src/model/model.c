@@ -211,7 +211,8 @@ const char *hapt_model_setting(const struct hapt_model *model, const char *name)
     return NULL;
 }
 
-enum hapt_status hapt_model_initial(const struct hapt_model *model, int tensor, float *value)
+enum hapt_status hapt_model_initial_rows(const struct hapt_model *model, int tensor, int64_t first, int64_t count,
+                                         float *value)
 {
     const struct hapt_tensor *parameter = &model->graph->tensor[tensor];
     HAPT_ASSERT(parameter->kind == HAPT_TENSOR_PARAMETER);
@@ -220,13 +221,19 @@ enum hapt_status hapt_model_initial(const struct hapt_model *model, int tensor, 
     if (model->has_parameters) {
         struct hapt_h5 *file;
         HAPT_TRY(hapt_h5_open(model->path, "hapt-model", 1, false, &file));
-        status = hapt_weights_read(file, &published, value);
+        status = hapt_weights_read(file, &published, first, count, value);
         hapt_h5_close(file);
     } else {
-        hapt_init_values(model->seed, &published, 0, hapt_tensor_elements(&published), value);
+        const int64_t row = hapt_tensor_elements(&published) / published.shape[0];
+        hapt_init_values(model->seed, &published, first * row, count * row, value);
     }
-    if (status == HAPT_OK) hapt_parameter_pack(parameter, value);
+    if (status == HAPT_OK) hapt_parameter_pack(parameter, count, value);
     return status;
+}
+
+enum hapt_status hapt_model_initial(const struct hapt_model *model, int tensor, float *value)
+{
+    return hapt_model_initial_rows(model, tensor, 0, model->graph->tensor[tensor].shape[0], value);
 }
 
 const char *hapt_model_item(const struct hapt_model *model)

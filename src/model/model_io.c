@@ -199,7 +199,7 @@ enum hapt_status hapt_model_save_with(const struct hapt_model *model, const stru
 static enum hapt_status read_from_file(void *context, const struct hapt_tensor *parameter, float *value)
 {
     const struct hapt_tensor published = hapt_tensor_published(parameter);
-    return hapt_weights_read(context, &published, value);
+    return hapt_weights_read(context, &published, 0, published.shape[0], value);
 }
 
 enum hapt_status hapt_model_save(const struct hapt_model *model, const char *weights, const char *data,

@@ -52,10 +52,10 @@ static void unpack_block(enum hapt_packing packing, const float *block, float *v
 }
 
 /* Blocks shrink, so that those in front leave room. */
-void hapt_parameter_pack(const struct hapt_tensor *parameter, float *value)
+void hapt_parameter_pack(const struct hapt_tensor *parameter, int64_t rows, float *value)
 {
     if (!parameter->packed) return;
-    const int64_t words = parameter->shape[2], blocks = parameter->shape[0] * parameter->shape[1];
+    const int64_t words = parameter->shape[2], blocks = rows * parameter->shape[1];
     for (int64_t b = 0; b < blocks; b++) {
         float block[HAPT_PACKING_COLUMNS];
         memcpy(block, value + b * HAPT_PACKING_COLUMNS, sizeof block);
@@ -66,11 +66,11 @@ void hapt_parameter_pack(const struct hapt_tensor *parameter, float *value)
     }
 }
 
-void hapt_parameter_unpack(const struct hapt_tensor *parameter, float *value)
+void hapt_parameter_unpack(const struct hapt_tensor *parameter, int64_t rows, float *value)
 {
     if (!parameter->packed) return;
     const int64_t words = parameter->shape[2];
-    for (int64_t b = parameter->shape[0] * parameter->shape[1] - 1; b >= 0; b--) {
+    for (int64_t b = rows * parameter->shape[1] - 1; b >= 0; b--) {
         float block[HAPT_PACKING_BF16_WORDS];
         memcpy(block, value + b * words, (size_t)words * sizeof *block);
         unpack_block(hapt_packing_of(words), block, value + b * HAPT_PACKING_COLUMNS);

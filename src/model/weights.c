@@ -21,42 +21,52 @@ static enum hapt_status check_name(const char *name)
                      name);
 }
 
+/* Reads rows [first, first + count) of a dataset of that shape. */
 static enum hapt_status read_element(struct hapt_h5 *file, const char *path, int dims, const int64_t *shape,
-                                     float *value)
+                                     int64_t first, int64_t count, float *value)
 {
     int found_dims;
-    int64_t found[HAPT_H5_MAX_DIMS], elements = 1;
+    int64_t found[HAPT_H5_MAX_DIMS], row = 1;
     HAPT_TRY(hapt_h5_shape(file, path, &found_dims, found));
     bool equal = found_dims == dims;
     for (int d = 0; equal && d < dims; d++) equal = found[d] == shape[d];
     if (!equal)
         return hapt_fail(HAPT_ERR_INPUT, "the weights belong to a model of another shape",
                          "%s of %s has another shape than %s", path, hapt_h5_path(file), "the model");
-    for (int d = 0; d < dims; d++) elements *= shape[d];
+    for (int d = 1; d < dims; d++) row *= shape[d];
     HAPT_TRY(hapt_h5_check_written(file, path));
-    HAPT_TRY(hapt_h5_read_rows(file, path, HAPT_H5_F32, 0, shape[0], value));
-    for (int64_t i = 0; i < elements; i++) {
+    HAPT_TRY(hapt_h5_read_rows(file, path, HAPT_H5_F32, first, count, value));
+    for (int64_t i = 0; i < count * row; i++) {
         if (isfinite(value[i])) continue;
         return hapt_fail(HAPT_ERR_INPUT, "weights must be finite", "element %lld of %s in %s is not a number",
-                         (long long)i, path, hapt_h5_path(file));
+                         (long long)(first * row + i), path, hapt_h5_path(file));
     }
     return HAPT_OK;
 }
 
-enum hapt_status hapt_weights_read(struct hapt_h5 *file, const struct hapt_tensor *parameter, float *value)
+static enum hapt_status read_stack(struct hapt_h5 *file, const struct hapt_tensor *parameter, int64_t first,
+                                   int64_t count, float *value)
 {
-    const bool stack = hapt_tensor_is_stack(parameter->name, parameter->dims);
-    const int64_t count = stack ? parameter->shape[0] : 1, each = hapt_tensor_elements(parameter) / count;
+    const int64_t total = parameter->shape[0], each = hapt_tensor_elements(parameter) / total;
+    char path[MAX_PATH];
+    for (int64_t k = first; k < first + count; k++, value += each) {
+        element_path(parameter->name, parameter->dims, k, path);
+        HAPT_TRY(read_element(file, path, parameter->dims - 1, parameter->shape + 1, 0, parameter->shape[1], value));
+    }
+    element_path(parameter->name, parameter->dims, total, path);
+    if (first + count < total || !hapt_h5_exists(file, path)) return HAPT_OK;
+    return hapt_fail(HAPT_ERR_INPUT, "the weights belong to a model of another shape",
+                     "%s contains %s, the model has only %lld of these", hapt_h5_path(file), path, (long long)total);
+}
+
+enum hapt_status hapt_weights_read(struct hapt_h5 *file, const struct hapt_tensor *parameter, int64_t first,
+                                   int64_t count, float *value)
+{
     char path[MAX_PATH];
     HAPT_TRY(check_name(parameter->name));
-    for (int64_t k = 0; k < count; k++) {
-        element_path(parameter->name, parameter->dims, k, path);
-        HAPT_TRY(read_element(file, path, parameter->dims - stack, parameter->shape + stack, value + k * each));
-    }
-    element_path(parameter->name, parameter->dims, count, path);
-    if (!stack || !hapt_h5_exists(file, path)) return HAPT_OK;
-    return hapt_fail(HAPT_ERR_INPUT, "the weights belong to a model of another shape",
-                     "%s contains %s, the model has only %lld of these", hapt_h5_path(file), path, (long long)count);
+    if (hapt_tensor_is_stack(parameter->name, parameter->dims)) return read_stack(file, parameter, first, count, value);
+    element_path(parameter->name, parameter->dims, 0, path);
+    return read_element(file, path, parameter->dims, parameter->shape, first, count, value);
 }
 
 enum hapt_status hapt_weights_write(struct hapt_h5 *file, const char *name, int dims, const int64_t *shape,

@@ -5,9 +5,10 @@
 #include "hapt/model.h"
 #include "hapt/h5.h"
 
-/* Reads /parameters/NAME of a model or weights file into value [elements]; a stack (graph.h) element by element.
- * HAPT_ERR_INPUT: missing, another shape, or not finite. */
-enum hapt_status hapt_weights_read(struct hapt_h5 *file, const struct hapt_tensor *parameter, float *value);
+/* Reads rows [first, first + count) of /parameters/NAME of a model or weights file; those of a stack (graph.h) are its
+ * elements. HAPT_ERR_INPUT: missing, another shape, or not finite. */
+enum hapt_status hapt_weights_read(struct hapt_h5 *file, const struct hapt_tensor *parameter, int64_t first,
+                                   int64_t count, float *value);
 
 /* Checks the data of `path` that the model learns from, and copies them into the model's file. */
 enum hapt_status hapt_model_copy_data(struct hapt_h5 *file, const struct hapt_model *model, const char *path,

@@ -280,22 +280,34 @@ static int shard_of(const struct hapt_checkpoint *checkpoint, const char *parame
     return -1;
 }
 
-static enum hapt_status read_tensor(struct hapt_h5 *file, const char *dataset, int64_t elements, float *value)
+/* rows NULL: all. */
+static enum hapt_status read_tensor(struct hapt_h5 *file, const char *dataset, int64_t elements,
+                                    const struct hapt_rows *rows, float *value)
 {
     int dims = 0;
-    int64_t shape[HAPT_H5_MAX_DIMS], count = 1;
+    int64_t shape[HAPT_H5_MAX_DIMS], found = 1;
     HAPT_TRY(hapt_h5_shape(file, dataset, &dims, shape));
-    for (int d = 0; d < dims; d++) count *= shape[d];
-    if (dims < 1 || count != elements)
+    for (int d = 0; d < dims; d++) found *= shape[d];
+    if (dims < 1 || found != elements)
         return hapt_fail(HAPT_ERR_INPUT, "resume with the model the checkpoint was made with",
                          "%s: %s has %lld elements, the model's has %lld", hapt_h5_path(file), dataset,
-                         (long long)count, (long long)elements);
+                         (long long)found, (long long)elements);
+    if (rows && rows->total != shape[0])
+        return hapt_fail(HAPT_ERR_INPUT, "resume with the model the checkpoint was made with",
+                         "%s: %s has %lld rows, the model's has %lld", hapt_h5_path(file), dataset, (long long)shape[0],
+                         (long long)rows->total);
     HAPT_TRY(hapt_h5_check_written(file, dataset));
-    return hapt_h5_read_rows(file, dataset, HAPT_H5_F32, 0, shape[0], value);
+    return hapt_h5_read_rows(file, dataset, HAPT_H5_F32, rows ? rows->first : 0, rows ? rows->count : shape[0], value);
 }
 
 enum hapt_status hapt_checkpoint_read(const struct hapt_checkpoint *checkpoint, const char *parameter, int state,
                                       int64_t elements, float *value)
+{
+    return hapt_checkpoint_read_rows(checkpoint, parameter, state, elements, NULL, value);
+}
+
+enum hapt_status hapt_checkpoint_read_rows(const struct hapt_checkpoint *checkpoint, const char *parameter, int state,
+                                           int64_t elements, const struct hapt_rows *rows, float *value)
 {
     const int shard = shard_of(checkpoint, parameter);
     if (shard < 0)
@@ -311,7 +323,7 @@ enum hapt_status hapt_checkpoint_read(const struct hapt_checkpoint *checkpoint, 
     const char *dataset = checkpoint_dataset(&arena, parameter, state);
     enum hapt_status status = path && dataset ? HAPT_OK : HAPT_ERR_MEMORY;
     if (status == HAPT_OK) status = hapt_h5_open(path, SHARD_FORMAT, CHECKPOINT_VERSION, false, &file);
-    if (status == HAPT_OK) status = read_tensor(file, dataset, elements, value);
+    if (status == HAPT_OK) status = read_tensor(file, dataset, elements, rows, value);
     hapt_h5_close(file);
     hapt_arena_release(&arena);
     return status;

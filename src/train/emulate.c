@@ -57,8 +57,10 @@ static float by_rule(uint64_t seed, const char *name, int64_t step, int64_t elem
     return (float)(2 * hapt_random_unit(&state) - 1);
 }
 
-static enum hapt_status initial(const struct worker *worker, int parameter, float *value)
+/* Samples are one block (worker_block). */
+static enum hapt_status initial(const struct worker *worker, int parameter, const struct hapt_rows *rows, float *value)
 {
+    (void)rows;
     const struct hapt_tensor *about = &worker->graph->tensor[parameter];
     for (int64_t i = 0; i < sample_of(about); i++) value[i] = 0.02f * by_rule(worker->model->seed, about->name, -1, i);
     return HAPT_OK;
@@ -146,18 +148,22 @@ static enum hapt_status update_sample(struct stage *stage, int group, const stru
     return update_part(sample, update, sample->decayed, sample->elements, 0);
 }
 
-static enum hapt_status set_sample(struct stage *stage, int parameter, int state, const float *full, float *local)
+static enum hapt_status set_sample(struct stage *stage, int parameter, int state, const struct hapt_rows *rows,
+                                   const float *full, float *local)
 {
     struct emulated_sample *sample = stage->sample;
+    (void)rows;
     (void)local;
     memcpy(sample->value[state + 1] + sample->first[parameter], full,
            (size_t)sample_of(&stage->worker->graph->tensor[parameter]) * sizeof *full);
     return HAPT_OK;
 }
 
-static enum hapt_status get_sample(struct stage *stage, int parameter, int state, float *local, float *full)
+static enum hapt_status get_sample(struct stage *stage, int parameter, int state, const struct hapt_rows *rows,
+                                   float *local, float *full)
 {
     const struct emulated_sample *sample = stage->sample;
+    (void)rows;
     (void)local;
     memcpy(full, sample->value[state + 1] + sample->first[parameter],
            (size_t)sample_of(&stage->worker->graph->tensor[parameter]) * sizeof *full);

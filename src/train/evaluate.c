@@ -6,13 +6,8 @@
 
 static enum hapt_status set_weights(struct worker *worker, const struct hapt_checkpoint *checkpoint)
 {
+    const int64_t most = worker_block_elements(worker);
     float *full, *local;
-    int64_t most = 1;
-    for (int t = 0; t < worker->graph->tensor_count; t++) {
-        const struct hapt_tensor *tensor = &worker->graph->tensor[t];
-        const int64_t elements = tensor->kind == HAPT_TENSOR_PARAMETER ? worker_kept(worker, tensor, NULL, NULL) : 0;
-        if (elements > most) most = elements;
-    }
     HAPT_NEW(full, worker->arena, most);
     HAPT_NEW(local, worker->arena, most);
     return initial_set(worker, checkpoint, 0, full, local);

@@ -3,18 +3,26 @@
 #include "hapt/progress.h"
 #include "runtime.h"
 
-static enum hapt_status set_parameter(struct stage *stage, int tensor, const struct hapt_checkpoint *checkpoint,
-                                      int state_count, float *full, float *local)
+static enum hapt_status set_rows(struct stage *stage, int tensor, int state, const struct hapt_checkpoint *checkpoint,
+                                 const struct hapt_rows *rows, float *full, float *local)
 {
     const struct worker *worker = stage->worker;
     const struct hapt_tensor *parameter = &stage->program->graph->tensor[tensor];
     const int64_t elements = worker_kept(worker, parameter, NULL, NULL);
-    for (int state = -1; state < (checkpoint ? state_count : 0); state++) {
-        HAPT_TRY(checkpoint ? hapt_checkpoint_read(checkpoint, parameter->name, state, elements, full)
-                            : worker->runtime->initial(worker, tensor, full));
-        if (checkpoint && worker->runtime->computes) hapt_parameter_pack(parameter, full);
-        HAPT_TRY(worker->runtime->set(stage, tensor, state, full, local));
-    }
+    HAPT_TRY(checkpoint ? hapt_checkpoint_read_rows(checkpoint, parameter->name, state, elements, rows, full)
+                        : worker->runtime->initial(worker, tensor, rows, full));
+    if (checkpoint && worker->runtime->computes) hapt_parameter_pack(parameter, rows->count, full);
+    return worker->runtime->set(stage, tensor, state, rows, full, local);
+}
+
+static enum hapt_status set_parameter(struct stage *stage, int tensor, const struct hapt_checkpoint *checkpoint,
+                                      int state_count, float *full, float *local)
+{
+    const struct hapt_tensor *parameter = &stage->program->graph->tensor[tensor];
+    int64_t elements;
+    for (int state = -1; state < (checkpoint ? state_count : 0); state++)
+        for (struct hapt_rows rows = {0}; worker_next_block(stage->worker, parameter, &rows, &elements);)
+            HAPT_TRY(set_rows(stage, tensor, state, checkpoint, &rows, full, local));
     return HAPT_OK;
 }
 

@@ -49,13 +49,16 @@ struct stage_runtime {
     void (*end_step)(struct stage *stage);
     enum hapt_status (*update)(struct stage *stage, int group, const struct hapt_update *update);
 
-    /* ---- Parameters; state -1: weight ---- */
+    /* ---- Rows of parameters (worker_block); state -1: weight ---- */
     /* The values before the first step. */
-    enum hapt_status (*initial)(const struct worker *worker, int parameter, float *value);
-    /* gather: gathers a weight or optimizer state to rank 0 of the stage (`full` is NULL elsewhere). set: each rank
-     * takes its part from `full`. Both collective over the stage; `local` has room for this rank's elements. */
-    enum hapt_status (*gather)(struct stage *stage, int parameter, int state, float *local, float *full);
-    enum hapt_status (*set)(struct stage *stage, int parameter, int state, const float *full, float *local);
+    enum hapt_status (*initial)(const struct worker *worker, int parameter, const struct hapt_rows *rows, float *value);
+    /* gather: gathers rows of a weight or optimizer state to rank 0 of the stage; `full` has room for them on every
+     * rank. set: each rank takes its part from `full`. Both collective over the stage; `local` has room for this rank's
+     * part. */
+    enum hapt_status (*gather)(struct stage *stage, int parameter, int state, const struct hapt_rows *rows,
+                               float *local, float *full);
+    enum hapt_status (*set)(struct stage *stage, int parameter, int state, const struct hapt_rows *rows,
+                            const float *full, float *local);
 };
 
 extern const struct stage_runtime runtime_computing, runtime_modelled; /* runtime_computing.c, emulate.c */
@@ -66,7 +69,9 @@ const struct stage_runtime *runtime_of(const struct hapt_cluster *cluster);
 bool runtime_is_modelled(const struct hapt_config *config);
 
 /* stage_parameters.c: of the table for devices that compute. */
-enum hapt_status runtime_gather_parameter(struct stage *stage, int parameter, int state, float *local, float *full);
-enum hapt_status runtime_set_parameter(struct stage *stage, int parameter, int state, const float *full, float *local);
+enum hapt_status runtime_gather_parameter(struct stage *stage, int parameter, int state, const struct hapt_rows *rows,
+                                          float *local, float *full);
+enum hapt_status runtime_set_parameter(struct stage *stage, int parameter, int state, const struct hapt_rows *rows,
+                                       const float *full, float *local);
 
 #endif

@@ -104,9 +104,9 @@ static enum hapt_status update(struct stage *stage, int group, const struct hapt
     return status;
 }
 
-static enum hapt_status initial(const struct worker *worker, int parameter, float *value)
+static enum hapt_status initial(const struct worker *worker, int parameter, const struct hapt_rows *rows, float *value)
 {
-    return hapt_model_initial(worker->model, parameter, value);
+    return hapt_model_initial_rows(worker->model, parameter, rows->first, rows->count, value);
 }
 
 const struct stage_runtime runtime_computing = {.computes = true,

@@ -12,8 +12,9 @@
 #include "hapt/run_folder.h"
 #include "runtime.h"
 
-static enum hapt_status write_tensor(const struct saver *saver, struct hapt_h5 *file, int tensor, int state,
-                                     const float *value)
+/* The first rows of a dataset create it. */
+static enum hapt_status write_rows(const struct saver *saver, struct hapt_h5 *file, int tensor, int state,
+                                   const struct hapt_rows *rows, const float *value)
 {
     const struct hapt_tensor *about = &saver->worker->graph->tensor[tensor];
     struct hapt_arena scratch;
@@ -22,10 +23,31 @@ static enum hapt_status write_tensor(const struct saver *saver, struct hapt_h5 *
     worker_kept(saver->worker, about, &dims, shape);
     hapt_arena_init(&scratch);
     const char *dataset = checkpoint_dataset(&scratch, about->name, state);
-    const enum hapt_status status =
-        dataset ? hapt_h5_write(file, dataset, HAPT_H5_F32, dims, shape, value, "") : HAPT_ERR_MEMORY;
+    enum hapt_status status = dataset ? HAPT_OK : HAPT_ERR_MEMORY;
+    if (status == HAPT_OK && rows->first == 0)
+        status = hapt_h5_write_begin(file, dataset, HAPT_H5_F32, dims, shape, "");
+    if (status == HAPT_OK) status = hapt_h5_write_rows(file, dataset, HAPT_H5_F32, rows->first, rows->count, value);
     hapt_arena_release(&scratch);
     return status;
+}
+
+/* A weight or state, as pass_tensors takes it. copy NULL, or its place there. *written: the first failure to write. */
+static void pass_tensor(const struct saver *saver, struct stage *stage, int tensor, int state, bool from_stage,
+                        float *copy, struct hapt_h5 *file, enum hapt_status *written)
+{
+    const struct worker *worker = saver->worker;
+    const struct hapt_tensor *parameter = &worker->graph->tensor[tensor];
+    int64_t elements;
+    for (struct hapt_rows rows = {0}; worker_next_block(worker, parameter, &rows, &elements);) {
+        float *value = copy ? copy : saver->buffer;
+        const enum hapt_status gathered =
+            from_stage ? worker->runtime->gather(stage, tensor, state, &rows, saver->local, value) : HAPT_OK;
+        if (gathered != HAPT_OK) hapt_die(gathered); /* peers may wait */
+        if (from_stage && worker->runtime->computes && stage->rank == 0)
+            hapt_parameter_unpack(parameter, rows.count, value);
+        if (file && *written == HAPT_OK) *written = write_rows(saver, file, tensor, state, &rows, value);
+        if (copy) copy += elements;
+    }
 }
 
 /* Takes each tensor that the worker saves, in the same order on all ranks of its submesh: from the stage to the file
@@ -40,12 +62,7 @@ static enum hapt_status pass_tensors(const struct saver *saver, bool from_stage,
         if (parameter->kind != HAPT_TENSOR_PARAMETER) continue;
         struct stage *stage = worker_stage(worker, stage_owner(worker, t));
         for (int state = -1; stage && state < saver->state_count; state++) {
-            float *value = copy ? copy : saver->buffer;
-            const enum hapt_status gathered =
-                from_stage ? worker->runtime->gather(stage, t, state, saver->local, value) : HAPT_OK;
-            if (gathered != HAPT_OK) hapt_die(gathered); /* peers may wait */
-            if (from_stage && worker->runtime->computes && stage->rank == 0) hapt_parameter_unpack(parameter, value);
-            if (file && status == HAPT_OK) status = write_tensor(saver, file, t, state, value);
+            pass_tensor(saver, stage, t, state, from_stage, copy, file, &status);
             if (copy) copy += worker_kept(worker, parameter, NULL, NULL);
             if (!saver->saving.copies) hapt_progress_advance(1);
         }
@@ -75,7 +92,7 @@ enum hapt_status saver_prepare(struct saver *saver, struct worker *worker, const
     struct hapt_arena *arena = worker->arena;
     const char **name;
     int32_t *shard;
-    int64_t count = 0, largest = 1;
+    int64_t count = 0;
     double *bytes, most = 0; /* bytes per shard; of the largest one */
     *saver = (struct saver){.env = worker->env,
                             .worker = worker,
@@ -89,7 +106,6 @@ enum hapt_status saver_prepare(struct saver *saver, struct worker *worker, const
     for (int t = 0; t < graph->tensor_count; t++) {
         if (graph->tensor[t].kind != HAPT_TENSOR_PARAMETER) continue;
         const int64_t elements = worker_kept(worker, &graph->tensor[t], NULL, NULL);
-        if (elements > largest) largest = elements;
         const int owner = stage_owner(worker, t);
         HAPT_ASSERT(owner >= 0); /* every parameter belongs to a stage */
         shard[count] = submesh_of[owner];
@@ -99,8 +115,9 @@ enum hapt_status saver_prepare(struct saver *saver, struct worker *worker, const
         name[count++] = graph->tensor[t].name;
     }
     saver->shard_bytes = most;
-    HAPT_NEW(saver->buffer, arena, largest);
-    HAPT_NEW(saver->local, arena, largest);
+    const int64_t block = worker_block_elements(worker);
+    HAPT_NEW(saver->buffer, arena, block);
+    HAPT_NEW(saver->local, arena, block);
     saver->writer = (struct hapt_checkpoint_writer){
         .folder = hapt_arena_printf(arena, "%s/checkpoints", folder),
         .keep = hapt_config_int(config, "keep"),

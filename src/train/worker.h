@@ -151,6 +151,13 @@ enum hapt_status worker_copy(struct worker *worker, void *to, const void *from, 
 /* Number of elements kept of a parameter (all, or its sample). `dims` not NULL: also their dimensions. */
 int64_t worker_kept(const struct worker *worker, const struct hapt_tensor *parameter, int *dims,
                     int64_t shape[HAPT_MAX_DIMS]);
+/* Parameters go to files and come from them in blocks of rows, because a rank has no room for a large one twice. Finds
+ * the block after `rows`, or the first one if rows->total is 0; false: there is none. *elements: of the block, as kept.
+ */
+bool worker_next_block(const struct worker *worker, const struct hapt_tensor *parameter, struct hapt_rows *rows,
+                       int64_t *elements);
+/* Elements of the largest block of all parameters. */
+int64_t worker_block_elements(const struct worker *worker);
 
 /* ---- The description of the run: worker_report.c ---- */
 

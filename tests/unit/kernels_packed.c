@@ -30,9 +30,9 @@ static void check_product(int64_t rows, int64_t out, int64_t blocks, enum hapt_p
     const struct hapt_tensor parameter = {.packed = true, .dims = 3, .shape = {out, blocks, w.view.shape[2]}};
     float *value = malloc((size_t)(out * in) * sizeof *value);
     for (int64_t i = 0; i < out * in; i++) value[i] = (float)random_uniform(-1, 1);
-    hapt_parameter_pack(&parameter, value);
+    hapt_parameter_pack(&parameter, out, value);
     memcpy(w.view.data, value, (size_t)w.count * sizeof(float));
-    hapt_parameter_unpack(&parameter, value);
+    hapt_parameter_unpack(&parameter, out, value);
     for (int64_t i = 0; i < out * in; i++) { /* kernels round the unpacked weight to their type */
         uint32_t bits;
         struct hapt_view rounded = {.data = &bits, .dtype = dtype};
@@ -93,9 +93,9 @@ static void round_trips(void)
         if (round < 4) memset(value, 0, sizeof value);
         if (round == 6) value[40] = 3e38f;
         memcpy(first, value, sizeof value);
-        hapt_parameter_pack(&parameter, first);
+        hapt_parameter_pack(&parameter, OUT, first);
         memcpy(packed, first, (size_t)hapt_tensor_elements(&parameter) * sizeof *packed);
-        hapt_parameter_unpack(&parameter, first);
+        hapt_parameter_unpack(&parameter, OUT, first);
         for (int b = 0; b < COUNT; b += HAPT_PACKING_COLUMNS) {
             float most = 0;
             for (int c = 0; c < HAPT_PACKING_COLUMNS; c++) most = fmaxf(most, fabsf(value[b + c]));
@@ -106,7 +106,7 @@ static void round_trips(void)
             }
         }
         memcpy(again, first, sizeof first);
-        hapt_parameter_pack(&parameter, again);
+        hapt_parameter_pack(&parameter, OUT, again);
         CHECK(!memcmp(packed, again, (size_t)hapt_tensor_elements(&parameter) * sizeof *packed));
     }
 }
