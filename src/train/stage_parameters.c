@@ -7,7 +7,7 @@
 
 /* The elements of blocks, at least one row. Rows of a block fill chunks of a dataset, which have CHUNK elements at most
  * (hapt_h5_write). */
-enum { CHUNK = 1 << 18, CHUNKS_PER_BLOCK = 8 };
+enum { CHUNK = 1 << 18, CHUNKS_PER_BLOCK = 4 };
 
 bool worker_next_block(const struct worker *worker, const struct hapt_tensor *parameter, struct hapt_rows *rows,
                        int64_t *elements)

@@ -1,0 +1,152 @@
+"""usage: large_model.py HAPT FOLDER. A folder of Qwen2.5's shape is imported with LoRA, trained on unlike devices, resumed and exported. The peak memory
+of a rank exceeds that of a rank with a tiny model by what the plan gives it, and at most a tenth. Losses do not depend on the plan, and exported weights
+are the imported ones. HAPT_LONG=1: 3.1 billion parameters, as Qwen2.5-3B, in sparse files of zeros; else a model of which the embedding is the most."""
+import json
+import os
+import resource
+import struct
+import subprocess
+import sys
+
+if sys.argv[1] == "--child":  # --child FILE COMMAND...: runs it, and writes its peak memory, bytes
+    code = subprocess.call(sys.argv[3:])
+    with open(f"{sys.argv[2]}.{os.environ.get('OMPI_COMM_WORLD_RANK', '0')}", "w") as file:
+        file.write(str(1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss))
+    sys.exit(code)
+
+import h5py
+import numpy as np
+
+from checking import HAPT, LONG, MPIRUN, check, end, passes, path
+
+VOCAB, SEQUENCE = 151936, 16
+LARGE = dict(layers=36, hidden=2048, heads=16, kv=2, ffn=11008) if LONG else dict(layers=4, hidden=128, heads=4, kv=2, ffn=2560)
+RANDOM = np.random.default_rng(5)
+BLOCKS = 0 if LONG else 12e6  # three blocks of rows, which are little beside a large model
+TINY = dict(layers=4, hidden=64, heads=4, kv=2, ffn=64)
+
+
+def write_folder(name, layers, hidden, heads, kv, ffn, vocab, shards):
+    """Random bf16 weights; HAPT_LONG: zeros, which take no space on the disk."""
+    narrow = hidden // heads * kv
+    shapes = {"model.embed_tokens.weight": [vocab, hidden], "model.norm.weight": [hidden]}
+    for layer in range(layers):
+        for part, shape in (("input_layernorm.weight", [hidden]), ("post_attention_layernorm.weight", [hidden]),
+                            ("self_attn.q_proj.weight", [hidden, hidden]), ("self_attn.q_proj.bias", [hidden]),
+                            ("self_attn.k_proj.weight", [narrow, hidden]), ("self_attn.k_proj.bias", [narrow]),
+                            ("self_attn.v_proj.weight", [narrow, hidden]), ("self_attn.v_proj.bias", [narrow]),
+                            ("self_attn.o_proj.weight", [hidden, hidden]), ("mlp.gate_proj.weight", [ffn, hidden]),
+                            ("mlp.up_proj.weight", [ffn, hidden]), ("mlp.down_proj.weight", [hidden, ffn])):
+            shapes[f"model.layers.{layer}.{part}"] = shape
+    os.mkdir(path(name))
+    names, where = list(shapes), {}
+    for shard in range(shards):
+        header, at = {}, 0
+        file_name = f"model-{shard + 1:05}-of-{shards:05}.safetensors" if shards > 1 else "model.safetensors"
+        for tensor in names[shard * len(names) // shards:(shard + 1) * len(names) // shards]:
+            bytes_ = 2 * int(np.prod(shapes[tensor]))
+            header[tensor] = {"dtype": "BF16", "shape": shapes[tensor], "data_offsets": [at, at + bytes_]}
+            where[tensor] = file_name
+            at += bytes_
+        text = json.dumps(header).encode()
+        with open(path(name, file_name), "wb") as file:
+            file.write(struct.pack("<Q", len(text)) + text)
+            if LONG:
+                file.truncate(8 + len(text) + at)
+            else:
+                (RANDOM.normal(0, 0.05, at // 2).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16).tofile(file)
+    if shards > 1:
+        with open(path(name, "model.safetensors.index.json"), "w") as file:
+            json.dump({"metadata": {}, "weight_map": where}, file)
+    with open(path(name, "config.json"), "w") as file:
+        json.dump({"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_act": "silu", "hidden_size": hidden, "intermediate_size": ffn,
+                   "num_attention_heads": heads, "num_key_value_heads": kv, "num_hidden_layers": layers, "vocab_size": vocab, "rope_theta": 1e6,
+                   "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "use_sliding_window": False}, file)
+    return shapes
+
+
+def tensors_of(folder):
+    """Each tensor's bits, mapped."""
+    found = {}
+    for name in sorted(os.listdir(folder)):
+        if name.endswith(".safetensors"):
+            raw = np.memmap(os.path.join(folder, name), np.uint8, "r")
+            length = struct.unpack("<Q", raw[:8].tobytes())[0]
+            for key, entry in json.loads(raw[8:8 + length].tobytes()).items():
+                if key != "__metadata__":
+                    found[key] = raw[8 + length + entry["data_offsets"][0]:8 + length + entry["data_offsets"][1]]
+    return found
+
+
+def cluster(ranks):
+    """Two subclusters, of one device and of the others."""
+    with open(path(f"cluster{ranks}.json"), "w") as file:
+        json.dump({"format": "hapt-cluster", "version": 1,
+                   "subclusters": [{"name": name, "nodes": 1, "devices_per_node": devices, "device": "cpu", "memory": "16 GB", "slowdown": slowdown}
+                                   for name, devices, slowdown in (("a", 1, 1), ("b", ranks - 1, 2))],
+                   "links": [{"between": ["a", "b"], "bandwidth": "1 GB/s", "latency": "50 us"}]}, file)
+    return path(f"cluster{ranks}.json")
+
+
+def peaks(ranks, *words):
+    """The peak memory of each rank, bytes."""
+    child = [sys.executable, os.path.abspath(__file__), "--child", path("peak"), HAPT, *map(str, words)]
+    done = subprocess.run((MPIRUN + [str(ranks)] if ranks > 1 else []) + child, capture_output=True, text=True, timeout=3600)
+    check(done.returncode == 0, f"{words} on {ranks} ranks: code {done.returncode}: {done.stderr[-800:]}")
+    return [int(open(f"{path('peak')}.{rank}").read()) for rank in range(ranks)]
+
+
+def run(name, ranks, stages, output, *words):
+    """Trains the model NAME.h5. Returns the peak memory of each rank and that of its plan, bytes, and the losses. Rank 0 runs stage 0, all others 1."""
+    found = peaks(ranks, "--input", path(name + ".h5"), "--data", path(name + "-data.h5"), "--cluster", cluster(ranks), "--predict", "--layers-per-model", 4, "--stages", stages,
+                  "--microbatches", 2, "--schedule", "1f1b", "--recompute", "no", "--threads", 1, "--output", path(output), *words)
+    with h5py.File(path(output, "run.h5")) as file:
+        plan = file["train/memory_planned"][()]
+        check(np.array_equal(plan, file["train/memory_measured"][()]), f"{output}: planned {plan}, measured {file['train/memory_measured'][()]}")
+        return found, [float(plan[min(rank, 1)]) for rank in range(ranks)], file["train/loss"][()]
+
+
+def make(name, shape, vocab, shards):
+    """NAME.h5 and NAME-data.h5. Returns the peak memory of the import, and the shapes."""
+    shapes = write_folder(name, vocab=vocab, shards=shards, **shape)
+    RANDOM.integers(0, vocab, 4000).astype(np.uint32).tofile(path(name + ".bin"))
+    passes("data", path(name + ".bin"), "--type", "uint32", "--output", path(name + "-data.h5"))
+    return peaks(1, "import", path(name), "--sequence", SEQUENCE, "--microbatch", 1, "--lora", "rank=16,alpha=32,target=q_proj,v_proj", "--frozen-weights",
+                 "int8", "--output", path(name + ".h5"))[0], shapes
+
+
+def mb(bytes_):
+    return f"{bytes_ / 1e6:.0f} MB"
+
+
+make("tiny", TINY, 512, 1)
+importing, shapes = make("large", LARGE, VOCAB, 2)
+largest = 4 * max(int(np.prod(shape)) for shape in shapes.values())
+print(f"{sum(int(np.prod(shape)) for shape in shapes.values()) / 1e9:.3f} billion parameters; import: peak {mb(importing)}, the largest tensor {mb(largest)}")
+check(importing < 1.1 * largest + 100e6, "import holds one tensor at a time")
+
+
+
+def both(what, plan, ranks, stages, *words):
+    empty, _, _ = run("tiny", ranks, stages, "tiny-" + plan, *words)
+    found, planned, losses = run("large", ranks, stages, "large-" + plan, *words)
+    for rank in range(ranks):
+        print(f"{plan}, {what}: rank {rank}: peak {mb(found[rank])}, of a tiny model {mb(empty[rank])}, planned {mb(planned[rank])}")
+        check(found[rank] - empty[rank] <= 1.1 * planned[rank] + BLOCKS, f"{plan}, {what}: rank {rank} has {(found[rank] - empty[rank]) / planned[rank]:.3f} of its plan")
+    return losses
+
+
+pipeline = both("training", "pipeline", 2, "0-2@a:1x1,2-4@b:1x1", "--steps", 2)
+tensor = both("training", "tensor", 3, "0-2@a:1x1,2-4@b:1x2t2", "--steps", 2)
+check(np.abs(pipeline - tensor).max() < 3e-6, f"losses {pipeline} and {tensor}")
+resumed = both("resumed", "tensor", 3, "0-2@a:1x1,2-4@b:1x2t2", "--steps", 3, "--resume")
+check(np.array_equal(resumed[:2], tensor), f"losses {resumed} after {tensor}")
+exporting = peaks(1, "export", "--checkpoint", path("large-tensor"), "--format", "safetensors", "--merge", "--dtype", "bf16", "--output", path("merged"))[0]
+print(f"export: peak {mb(exporting)}")
+check(exporting < 1.1 * largest + 100e6, "export holds one tensor at a time")
+before, after = tensors_of(path("large")), tensors_of(path("merged"))
+check(before.keys() == after.keys(), "exported names")
+for name in before:
+    if ".mlp." not in name and "_proj.weight" not in name:  # those are rounded to 8 bits
+        check(np.array_equal(before[name], after[name]), f"{name} is exported as it was imported")
+end()
