@@ -241,6 +241,9 @@ enum hapt_status hapt_train_write(struct hapt_h5 *file, const struct hapt_train_
  * /state0, /state1, fp32; for modelled devices a sample of them). manifest.h5 holds step, plan, options, history, the
  * identities of the data and of the held-out data, size and checksum of each shard. The folder is written under a
  * temporary name and renamed when complete; older checkpoints are removed only then.
+ *
+ * Frozen weights, which have no state, are in shards of their own, after the others. Checkpoints of a run share their
+ * files by hard links. The manifest then has version 2 and /parameter_states: the states of each parameter.
  */
 struct hapt_checkpoint {
     const char *path;
@@ -255,6 +258,7 @@ struct hapt_checkpoint {
     int64_t parameter_count;
     const char **parameter; /* published names */
     int32_t *parameter_shard;
+    int32_t *parameter_states; /* optimizer states of each parameter */
     int64_t option_count;
     const char **option, **value;
     int skipped_count; /* newer ones, which are damaged */
@@ -277,8 +281,9 @@ enum hapt_status hapt_checkpoint_verify(const char *path, struct hapt_checkpoint
 enum hapt_status hapt_checkpoint_fits(const struct hapt_checkpoint *checkpoint, const struct hapt_model *model);
 /* Uses the options of the checkpoint's run as defaults. */
 enum hapt_status hapt_checkpoint_defaults(const struct hapt_checkpoint *checkpoint, struct hapt_config *config);
-/* The weight (state -1) or state of a parameter of `elements` elements: all, or some of its rows. HAPT_ERR_INPUT: it
- * has another number of elements or rows. Rank-local. */
+/* The weight (state -1) or state of a parameter of `elements` elements: all, or some of its rows. A state that it does
+ * not have, because the parameter was frozen, is 0. HAPT_ERR_INPUT: it has another number of elements or rows.
+ * Rank-local. */
 enum hapt_status hapt_checkpoint_read(const struct hapt_checkpoint *checkpoint, const char *parameter, int state,
                                       int64_t elements, float *value);
 enum hapt_status hapt_checkpoint_read_rows(const struct hapt_checkpoint *checkpoint, const char *parameter, int state,
@@ -293,6 +298,13 @@ enum hapt_status hapt_checkpoint_files(const struct hapt_checkpoint *checkpoint,
 /* Writes the checkpoint's parameters to a weights file as /parameters. One rank. */
 enum hapt_status hapt_checkpoint_export(const struct hapt_checkpoint *checkpoint, const char *path);
 
+/* A shard of weights that do not change during a run: frozen ones. It is written once; later checkpoints of the run
+ * have links to the same file. */
+struct hapt_checkpoint_constant {
+    int64_t step;           /* of the newest checkpoint of this run, whose file can be linked; -1: write it (again) */
+    int64_t size, checksum; /* of its file, on the rank that writes it */
+};
+
 /* The content of a checkpoint and its folder. */
 struct hapt_checkpoint_writer {
     const char *folder;       /* checkpoints/ */
@@ -302,9 +314,11 @@ struct hapt_checkpoint_writer {
     int shard_count;
     int shard;   /* this rank writes it with write_shard; -1: none */
     bool shared; /* several ranks assemble a shard: all of them call write_shard, with file NULL if they write none */
+    int constant_shard; /* this rank writes it, also, with write_constant; -1: none */
     int64_t parameter_count;
     const char **parameter;
     const int32_t *parameter_shard;
+    const int32_t *parameter_states; /* optimizer states of each parameter, 0 or state_count; NULL: state_count */
     int state_count;
     bool sampled; /* emulated: only the first elements of each tensor */
     const struct hapt_plan *plan;
@@ -312,6 +326,8 @@ struct hapt_checkpoint_writer {
     const struct hapt_data_identity *data, *held_out; /* NULL or kind "": unknown */
     const struct hapt_attachments *files;             /* of the model; NULL: none */
     enum hapt_status (*write_shard)(void *context, struct hapt_h5 *file);
+    enum hapt_status (*write_constant)(void *context, struct hapt_h5 *file); /* NULL: no parameter is constant */
+    struct hapt_checkpoint_constant *constant;
     void *context;
 };
 

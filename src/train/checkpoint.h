@@ -6,7 +6,10 @@
 
 #define CHECKPOINT_FORMAT "hapt-checkpoint"
 #define SHARD_FORMAT "hapt-checkpoint-shard"
-#define CHECKPOINT_VERSION 1
+/* 2: parameters have states of their own number (/parameter_states). Manifests without frozen parameters are still
+ * written as version 1. */
+#define CHECKPOINT_VERSION 2
+#define SHARD_VERSION 1
 #define CHECKPOINT_LIMIT 100000 /* of checkpoints in a folder, options, shards */
 #define CHECKPOINT_SAMPLE 64    /* elements per parameter in a sampled checkpoint, at most */
 
@@ -27,6 +30,9 @@ char *checkpoint_dataset(struct hapt_arena *arena, const char *parameter, int st
 enum hapt_status checkpoint_measure(const char *path, int64_t *size, int64_t *checksum);
 /* True if the name is step-N. */
 bool checkpoint_is_name(const char *name, int64_t *step);
+/* *own [parameters]: the number of optimizer states that a checkpoint has of each parameter, 0 or `states`. */
+enum hapt_status checkpoint_read_states(struct hapt_h5 *file, int64_t states, int64_t parameters,
+                                        struct hapt_arena *arena, int32_t **own);
 /* Steps of the folders step-N inside `folder`, newest first; none if the folder is missing. HAPT_ERR_IO: it cannot be
  * read. */
 enum hapt_status checkpoint_list(const char *folder, struct hapt_arena *arena, int *count, int64_t **step);
@@ -45,9 +51,10 @@ void checkpoint_remove_all(const char *folder);
 /* *any: the folder of a run holds a checkpoint, good or damaged. Collective over env->world; ends in agreement. */
 enum hapt_status checkpoint_any(const struct hapt_env *env, const char *run, struct hapt_arena *arena, bool *any);
 
-/* A rank's report of its shard to rank 0; `shard` -1: none. */
+/* A rank's report of its shards to rank 0; `shard`, `constant` -1: none. */
 struct checkpoint_shard {
     int64_t shard, size, checksum;
+    int64_t constant, constant_size, constant_checksum;
 };
 
 /* The parts of a save, each on one rank; saving.h synchronises the ranks between them. */
@@ -57,7 +64,7 @@ enum hapt_status checkpoint_clean(const char *folder, struct hapt_arena *arena);
 void checkpoint_recover(const char *folder, struct hapt_arena *arena);
 /* Creates an empty folder to write in; removes what a killed run left there. */
 enum hapt_status checkpoint_begin(const struct hapt_checkpoint_writer *writer, int64_t step);
-/* Writes this rank's shard of the checkpoint after `step` steps. */
+/* Writes this rank's shards of the checkpoint after `step` steps. */
 enum hapt_status checkpoint_write_shard(const struct hapt_checkpoint_writer *writer, int64_t step,
                                         struct hapt_arena *arena, struct checkpoint_shard *written);
 /* Call when all shards of `ranks` ranks are written: writes the manifest, renames the folder, removes older

@@ -49,6 +49,21 @@ static enum hapt_status read_data(struct hapt_h5 *file, struct hapt_arena *arena
     return hapt_h5_read_attribute_int(file, "/data", "seed", &data->seed);
 }
 
+enum hapt_status checkpoint_read_states(struct hapt_h5 *file, int64_t states, int64_t parameters,
+                                        struct hapt_arena *arena, int32_t **own)
+{
+    if (!hapt_h5_exists(file, "/parameter_states")) {
+        HAPT_NEW(*own, arena, parameters);
+        for (int64_t p = 0; p < parameters; p++) (*own)[p] = (int32_t)states;
+        return HAPT_OK;
+    }
+    HAPT_TRY(hapt_h5_read(file, "/parameter_states", HAPT_H5_I32, 1, &parameters, parameters, arena, (void **)own));
+    for (int64_t p = 0; p < parameters; p++)
+        if ((*own)[p] != 0 && (*own)[p] != states)
+            return hapt_fail(HAPT_ERR_INPUT, NULL, "%s is inconsistent", hapt_h5_path(file));
+    return HAPT_OK;
+}
+
 static enum hapt_status read_tables(struct hapt_h5 *file, struct hapt_arena *arena, struct hapt_checkpoint *checkpoint)
 {
     int64_t shards[1] = {-1}, states = 0, values = 0, sampled = 0;
@@ -74,7 +89,7 @@ static enum hapt_status read_tables(struct hapt_h5 *file, struct hapt_arena *are
         good = good && checkpoint->parameter_shard[p] >= 0 && checkpoint->parameter_shard[p] < checkpoint->shard_count;
     if (!good) return hapt_fail(HAPT_ERR_INPUT, NULL, "%s is inconsistent", hapt_h5_path(file));
     checkpoint->state_count = (int)states;
-    return HAPT_OK;
+    return checkpoint_read_states(file, states, checkpoint->parameter_count, arena, &checkpoint->parameter_states);
 }
 
 static enum hapt_status read_manifest(const char *path, struct hapt_arena *arena, struct hapt_checkpoint **checkpoint)
@@ -273,11 +288,18 @@ enum hapt_status hapt_checkpoint_defaults(const struct hapt_checkpoint *checkpoi
     return HAPT_OK;
 }
 
+/* -1: absent */
+static int64_t find_parameter(const struct hapt_checkpoint *checkpoint, const char *parameter)
+{
+    int64_t p = 0;
+    while (p < checkpoint->parameter_count && strcmp(checkpoint->parameter[p], parameter) != 0) p++;
+    return p < checkpoint->parameter_count ? p : -1;
+}
+
 static int shard_of(const struct hapt_checkpoint *checkpoint, const char *parameter)
 {
-    for (int64_t p = 0; p < checkpoint->parameter_count; p++)
-        if (!strcmp(checkpoint->parameter[p], parameter)) return checkpoint->parameter_shard[p];
-    return -1;
+    const int64_t p = find_parameter(checkpoint, parameter);
+    return p < 0 ? -1 : checkpoint->parameter_shard[p];
 }
 
 /* rows NULL: all. */
@@ -316,13 +338,18 @@ enum hapt_status hapt_checkpoint_read_rows(const struct hapt_checkpoint *checkpo
     if (state >= checkpoint->state_count)
         return hapt_fail(HAPT_ERR_INPUT, "resume with the optimizer the checkpoint was made with",
                          "checkpoint %s has no optimizer state %d", checkpoint->path, state);
+    if (state >= checkpoint->parameter_states[find_parameter(checkpoint, parameter)]) {
+        const int64_t count = rows ? elements / rows->total * rows->count : elements;
+        memset(value, 0, (size_t)count * sizeof *value);
+        return HAPT_OK;
+    }
     struct hapt_arena arena;
     hapt_arena_init(&arena);
     struct hapt_h5 *file = NULL;
     const char *path = checkpoint_shard_path(&arena, checkpoint->path, shard);
     const char *dataset = checkpoint_dataset(&arena, parameter, state);
     enum hapt_status status = path && dataset ? HAPT_OK : HAPT_ERR_MEMORY;
-    if (status == HAPT_OK) status = hapt_h5_open(path, SHARD_FORMAT, CHECKPOINT_VERSION, false, &file);
+    if (status == HAPT_OK) status = hapt_h5_open(path, SHARD_FORMAT, SHARD_VERSION, false, &file);
     if (status == HAPT_OK) status = read_tensor(file, dataset, elements, rows, value);
     hapt_h5_close(file);
     hapt_arena_release(&arena);
@@ -343,7 +370,7 @@ static enum hapt_status fits_tensor(const struct hapt_checkpoint *checkpoint, co
     const char *path = checkpoint_shard_path(arena, checkpoint->path, shard),
                *dataset = checkpoint_dataset(arena, tensor->name, -1);
     if (!path || !dataset) return HAPT_ERR_MEMORY;
-    HAPT_TRY(hapt_h5_open(path, SHARD_FORMAT, CHECKPOINT_VERSION, false, &file));
+    HAPT_TRY(hapt_h5_open(path, SHARD_FORMAT, SHARD_VERSION, false, &file));
     const enum hapt_status status = hapt_h5_shape(file, dataset, &dims, shape);
     hapt_h5_close(file);
     HAPT_TRY(status);
@@ -383,7 +410,7 @@ static enum hapt_status open_parameter(const struct hapt_checkpoint *checkpoint,
     const char *path = checkpoint_shard_path(arena, checkpoint->path, shard_of(checkpoint, parameter));
     *dataset = checkpoint_dataset(arena, parameter, -1);
     if (!path || !*dataset) return HAPT_ERR_MEMORY;
-    HAPT_TRY(hapt_h5_open(path, SHARD_FORMAT, CHECKPOINT_VERSION, false, from));
+    HAPT_TRY(hapt_h5_open(path, SHARD_FORMAT, SHARD_VERSION, false, from));
     HAPT_TRY(hapt_h5_shape(*from, *dataset, dims, shape));
     if (*dims >= 1) return HAPT_OK;
     return hapt_fail(HAPT_ERR_INPUT, NULL, "%s: %s is a single number", hapt_h5_path(*from), *dataset);

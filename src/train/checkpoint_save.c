@@ -218,28 +218,76 @@ void checkpoint_set_aside(const char *folder, const char *name, const char *why)
         fprintf(stderr, "hapt: warning: %s/%s cannot be renamed: %s\n", folder, name, strerror(errno));
 }
 
-static enum hapt_status fill_shard(const struct hapt_checkpoint_writer *writer, const char *path, int64_t step)
+typedef enum hapt_status write_function(void *context, struct hapt_h5 *file);
+
+static enum hapt_status fill_shard(const struct hapt_checkpoint_writer *writer, write_function *write, const char *path,
+                                   int64_t step)
 {
     struct hapt_h5 *file = NULL;
-    enum hapt_status status = path ? hapt_h5_create(path, SHARD_FORMAT, CHECKPOINT_VERSION, &file) : HAPT_ERR_MEMORY;
+    enum hapt_status status = path ? hapt_h5_create(path, SHARD_FORMAT, SHARD_VERSION, &file) : HAPT_ERR_MEMORY;
     if (status == HAPT_OK) status = hapt_h5_write_attribute_int(file, "/", "step", step);
     /* call it even after a failure, because the other ranks of the shard wait for this one */
-    const enum hapt_status written = status == HAPT_OK || writer->shared
-                                         ? writer->write_shard(writer->context, status == HAPT_OK ? file : NULL)
-                                         : HAPT_OK;
+    const enum hapt_status written =
+        status == HAPT_OK || writer->shared ? write(writer->context, status == HAPT_OK ? file : NULL) : HAPT_OK;
     if (status == HAPT_OK) status = written;
     return hapt_h5_finish(file, status);
+}
+
+/* The path of a shard in the unfinished checkpoint. */
+static const char *unfinished_shard(const struct hapt_checkpoint_writer *writer, int shard, int64_t step,
+                                    struct hapt_arena *arena)
+{
+    const char *temporary = temporary_path(writer, step, arena);
+    return temporary ? checkpoint_shard_path(arena, temporary, shard) : NULL;
+}
+
+static enum hapt_status write_file(const struct hapt_checkpoint_writer *writer, write_function *write, int shard,
+                                   int64_t step, struct hapt_arena *arena, int64_t *size, int64_t *checksum)
+{
+    if (shard < 0) return writer->shared ? write(writer->context, NULL) : HAPT_OK;
+    const char *path = unfinished_shard(writer, shard, step, arena);
+    HAPT_TRY(fill_shard(writer, write, path, step));
+    return checkpoint_measure(path, size, checksum);
+}
+
+/* Gives the constant shard of this run's newest checkpoint a name in the new one. */
+static enum hapt_status link_constant(const struct hapt_checkpoint_writer *writer, int64_t step,
+                                      struct hapt_arena *arena)
+{
+    const char *newest = checkpoint_folder(arena, writer->folder, writer->constant->step);
+    const char *from = newest ? checkpoint_shard_path(arena, newest, writer->constant_shard) : NULL;
+    const char *to = unfinished_shard(writer, writer->constant_shard, step, arena);
+    if (!from || !to) return HAPT_ERR_MEMORY;
+    if (link(from, to) == 0) return HAPT_OK;
+    return hapt_fail(HAPT_ERR_IO, "leave this run's newest checkpoint where it is; start again with --resume",
+                     "%s cannot be linked into the next checkpoint: %s", from, strerror(errno));
+}
+
+static enum hapt_status write_constant(const struct hapt_checkpoint_writer *writer, int64_t step,
+                                       struct hapt_arena *arena, struct checkpoint_shard *written)
+{
+    struct hapt_checkpoint_constant *constant = writer->constant;
+    if (!writer->write_constant) return HAPT_OK;
+    if (constant->step < 0)
+        HAPT_TRY(write_file(writer, writer->write_constant, writer->constant_shard, step, arena, &constant->size,
+                            &constant->checksum));
+    else if (writer->constant_shard >= 0)
+        HAPT_TRY(link_constant(writer, step, arena));
+    written->constant = writer->constant_shard;
+    written->constant_size = constant->size;
+    written->constant_checksum = constant->checksum;
+    return HAPT_OK;
 }
 
 enum hapt_status checkpoint_write_shard(const struct hapt_checkpoint_writer *writer, int64_t step,
                                         struct hapt_arena *arena, struct checkpoint_shard *written)
 {
-    *written = (struct checkpoint_shard){.shard = writer->shard};
-    if (writer->shard < 0) return writer->shared ? writer->write_shard(writer->context, NULL) : HAPT_OK;
-    const char *temporary = temporary_path(writer, step, arena);
-    const char *path = temporary ? checkpoint_shard_path(arena, temporary, writer->shard) : NULL;
-    HAPT_TRY(fill_shard(writer, path, step));
-    return checkpoint_measure(path, &written->size, &written->checksum);
+    *written = (struct checkpoint_shard){.shard = writer->shard, .constant = -1};
+    const enum hapt_status status =
+        write_file(writer, writer->write_shard, writer->shard, step, arena, &written->size, &written->checksum);
+    /* after a failure, too: other ranks may wait for this one */
+    const enum hapt_status constant = write_constant(writer, step, arena, written);
+    return status == HAPT_OK ? constant : status;
 }
 
 #define OPTION_LIMIT 1000
@@ -300,6 +348,8 @@ static enum hapt_status fill_manifest(struct hapt_h5 *file, const struct hapt_ch
     HAPT_TRY(hapt_h5_write(file, "/shard_checksum", HAPT_H5_I64, 1, shards, checksum, ""));
     HAPT_TRY(hapt_h5_write_strings(file, "/parameter_name", writer->parameter_count, writer->parameter));
     HAPT_TRY(hapt_h5_write(file, "/parameter_shard", HAPT_H5_I32, 1, parameters, writer->parameter_shard, ""));
+    if (writer->parameter_states)
+        HAPT_TRY(hapt_h5_write(file, "/parameter_states", HAPT_H5_I32, 1, parameters, writer->parameter_states, ""));
     HAPT_TRY(hapt_h5_write_strings(file, "/option_name", options->count, options->name));
     HAPT_TRY(hapt_h5_write_strings(file, "/option_value", options->count, options->value));
     HAPT_TRY(write_history(file, history));
@@ -317,14 +367,19 @@ static enum hapt_status write_manifest(const struct hapt_checkpoint_writer *writ
     HAPT_NEW(size, arena, writer->shard_count);
     HAPT_NEW(checksum, arena, writer->shard_count);
     for (int r = 0; r < ranks; r++) {
-        if (record[r].shard < 0) continue;
-        size[record[r].shard] = record[r].size;
-        checksum[record[r].shard] = record[r].checksum;
+        if (record[r].shard >= 0) {
+            size[record[r].shard] = record[r].size;
+            checksum[record[r].shard] = record[r].checksum;
+        }
+        if (record[r].constant >= 0) {
+            size[record[r].constant] = record[r].constant_size;
+            checksum[record[r].constant] = record[r].constant_checksum;
+        }
     }
     const char *path = hapt_arena_printf(arena, "%s/manifest.h5", temporary);
     if (!path) return HAPT_ERR_MEMORY;
     struct hapt_h5 *file = NULL;
-    HAPT_TRY(hapt_h5_create(path, CHECKPOINT_FORMAT, CHECKPOINT_VERSION, &file));
+    HAPT_TRY(hapt_h5_create(path, CHECKPOINT_FORMAT, writer->parameter_states ? CHECKPOINT_VERSION : 1, &file));
     const enum hapt_status status = fill_manifest(file, writer, step, history, size, checksum, arena);
     if (status != HAPT_OK) {
         hapt_h5_close(file);

@@ -9,6 +9,7 @@ struct manifest {
     const int64_t *size, *checksum; /* [shards] */
     const char **parameter;         /* [parameters] */
     const int32_t *shard;           /* [parameters] shard that holds it */
+    int32_t *own_states;            /* [parameters] */
 };
 
 static enum hapt_status read_manifest(struct hapt_h5 *file, struct hapt_arena *arena, int64_t *step,
@@ -35,7 +36,8 @@ static enum hapt_status read_manifest(struct hapt_h5 *file, struct hapt_arena *a
     bool good = *step >= 0 && manifest->states >= 0 && manifest->states <= 16 && checksums == manifest->shards;
     for (int64_t p = 0; p < parameters; p++)
         good = good && manifest->shard[p] >= 0 && manifest->shard[p] < manifest->shards;
-    return good ? HAPT_OK : hapt_fail(HAPT_ERR_INPUT, NULL, "%s is inconsistent", hapt_h5_path(file));
+    if (!good) return hapt_fail(HAPT_ERR_INPUT, NULL, "%s is inconsistent", hapt_h5_path(file));
+    return checkpoint_read_states(file, manifest->states, parameters, arena, &manifest->own_states);
 }
 
 /* Checks that the shard has its parameters and their optimizer states. */
@@ -45,7 +47,8 @@ static enum hapt_status check_datasets(struct hapt_h5 *file, const struct manife
     enum hapt_status status = HAPT_OK;
     hapt_arena_init(&arena);
     for (int64_t p = 0; p < manifest->parameters && status == HAPT_OK; p++) {
-        for (int state = -1; manifest->shard[p] == shard && state < manifest->states && status == HAPT_OK; state++) {
+        for (int state = -1; manifest->shard[p] == shard && state < manifest->own_states[p] && status == HAPT_OK;
+             state++) {
             int dims;
             int64_t shape[HAPT_H5_MAX_DIMS];
             const char *dataset = checkpoint_dataset(&arena, manifest->parameter[p], state);
@@ -62,7 +65,7 @@ static enum hapt_status verify_shard(const struct manifest *manifest, const char
     struct hapt_h5 *file = NULL;
     struct hapt_h5_content content;
     int64_t size, checksum;
-    HAPT_TRY(hapt_h5_open(path, SHARD_FORMAT, CHECKPOINT_VERSION, false, &file));
+    HAPT_TRY(hapt_h5_open(path, SHARD_FORMAT, SHARD_VERSION, false, &file));
     enum hapt_status status = checkpoint_measure(path, &size, &checksum);
     if (status == HAPT_OK && size != manifest->size[shard])
         status = hapt_fail(HAPT_ERR_INPUT, NULL, "%s has %lld bytes instead of %lld", path, (long long)size,

@@ -1,10 +1,13 @@
 /* Saves the weights and optimizer state of a worker in checkpoints: one shard per submesh. */
 #include "save.h"
 
+#include <fcntl.h>
 #include <math.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <unistd.h>
 
 #include "checkpoint.h"
 #include "hapt/link.h"
@@ -50,18 +53,30 @@ static void pass_tensor(const struct saver *saver, struct stage *stage, int tens
     }
 }
 
-/* Takes each tensor that the worker saves, in the same order on all ranks of its submesh: from the stage to the file
- * (synchronous), from the stage to the copy, or from the copy to the file. A rank that cannot write still takes part in
- * all gathers. file NULL: another rank writes, or nothing is written yet. */
-static enum hapt_status pass_tensors(const struct saver *saver, bool from_stage, float *copy, struct hapt_h5 *file)
+/* Frozen weights go to shards of their own. */
+static bool is_constant(const struct worker *worker, int tensor)
+{
+    return worker->runtime->computes && !worker->graph->tensor[tensor].trainable;
+}
+
+static int states_of(const struct worker *worker, int tensor, int state_count)
+{
+    return is_constant(worker, tensor) ? 0 : state_count;
+}
+
+/* Takes each tensor that the worker saves, of those that are constant or of the others, in the same order on all ranks
+ * of its submesh: from the stage to the file (synchronous), from the stage to the copy, or from the copy to the file. A
+ * rank that cannot write still takes part in all gathers. file NULL: another rank writes, or nothing is written yet. */
+static enum hapt_status pass_tensors(const struct saver *saver, bool constant, bool from_stage, float *copy,
+                                     struct hapt_h5 *file)
 {
     const struct worker *worker = saver->worker;
     enum hapt_status status = HAPT_OK;
     for (int t = 0; t < worker->graph->tensor_count; t++) {
         const struct hapt_tensor *parameter = &worker->graph->tensor[t];
-        if (parameter->kind != HAPT_TENSOR_PARAMETER) continue;
+        if (parameter->kind != HAPT_TENSOR_PARAMETER || is_constant(worker, t) != constant) continue;
         struct stage *stage = worker_stage(worker, stage_owner(worker, t));
-        for (int state = -1; stage && state < saver->state_count; state++) {
+        for (int state = -1; stage && state < states_of(worker, t, saver->state_count); state++) {
             pass_tensor(saver, stage, t, state, from_stage, copy, file, &status);
             if (copy) copy += worker_kept(worker, parameter, NULL, NULL);
             if (!saver->saving.copies) hapt_progress_advance(1);
@@ -74,9 +89,18 @@ static enum hapt_status pass_tensors(const struct saver *saver, bool from_stage,
 static enum hapt_status write_shard(void *context, struct hapt_h5 *file)
 {
     const struct saver *saver = context;
-    if (saver->saving.copies) return pass_tensors(saver, false, saver->copy, file);
+    if (saver->saving.copies) return pass_tensors(saver, false, false, saver->copy, file);
     hapt_progress_expect(saver->tensors);
-    return pass_tensors(saver, true, NULL, file);
+    return pass_tensors(saver, false, true, NULL, file);
+}
+
+/* Likewise. A copy has constant tensors after the others, if later checkpoints cannot link to the first one's. */
+static enum hapt_status write_constant(void *context, struct hapt_h5 *file)
+{
+    const struct saver *saver = context;
+    if (saver->saving.copies) return pass_tensors(saver, true, false, saver->copy + saver->changing, file);
+    hapt_progress_expect(saver->constants);
+    return pass_tensors(saver, true, true, NULL, file);
 }
 
 /* ---- Setup ---- */
@@ -91,31 +115,43 @@ enum hapt_status saver_prepare(struct saver *saver, struct worker *worker, const
     const int own = worker->stage_count > 0 ? submesh_of[worker->stage[0].chunk] : -1;
     struct hapt_arena *arena = worker->arena;
     const char **name;
-    int32_t *shard;
+    int32_t *shard, *states;
+    int *constant_of; /* [submeshes] shard of its constants; -1: none yet */
     int64_t count = 0;
-    double *bytes, most = 0; /* bytes per shard; of the largest one */
+    int constants = 0;
+    double *bytes, *constant_bytes, most = 0; /* bytes of each submesh; of the largest one */
     *saver = (struct saver){.env = worker->env,
                             .worker = worker,
                             .state_count = state_count,
                             .saved = -1,
+                            .constant = {.step = -1},
                             .folder = folder,
                             .overwrites = hapt_config_bool(config, "overwrite")};
     HAPT_NEW(bytes, arena, shards);
+    HAPT_NEW(constant_bytes, arena, shards);
+    HAPT_NEW(constant_of, arena, shards);
     HAPT_NEW(name, arena, graph->tensor_count);
     HAPT_NEW(shard, arena, graph->tensor_count);
+    HAPT_NEW(states, arena, graph->tensor_count);
+    for (int s = 0; s < shards; s++) constant_of[s] = -1;
     for (int t = 0; t < graph->tensor_count; t++) {
         if (graph->tensor[t].kind != HAPT_TENSOR_PARAMETER) continue;
         const int64_t elements = worker_kept(worker, &graph->tensor[t], NULL, NULL);
         const int owner = stage_owner(worker, t);
         HAPT_ASSERT(owner >= 0); /* every parameter belongs to a stage */
-        shard[count] = submesh_of[owner];
-        bytes[shard[count]] += 4.0 * (double)elements * (1 + state_count);
-        most = fmax(most, bytes[shard[count]]);
-        if (shard[count] == own) saver->tensors += 1 + state_count;
+        const int submesh = submesh_of[owner];
+        const bool constant = is_constant(worker, t);
+        if (constant && constant_of[submesh] < 0) constant_of[submesh] = shards + constants++;
+        shard[count] = constant ? constant_of[submesh] : submesh;
+        states[count] = states_of(worker, t, state_count);
+        *(constant ? &constant_bytes[submesh] : &bytes[submesh]) += 4.0 * (double)elements * (1 + states[count]);
+        most = fmax(most, bytes[submesh] + constant_bytes[submesh]);
+        if (submesh == own) *(constant ? &saver->constants : &saver->tensors) += 1 + states[count];
         name[count++] = graph->tensor[t].name;
     }
     saver->shard_bytes = most;
     const int64_t block = worker_block_elements(worker);
+    const bool writes = own >= 0 && worker->stage[0].rank == 0;
     HAPT_NEW(saver->buffer, arena, block);
     HAPT_NEW(saver->local, arena, block);
     saver->writer = (struct hapt_checkpoint_writer){
@@ -124,11 +160,13 @@ enum hapt_status saver_prepare(struct saver *saver, struct worker *worker, const
         .keep_every = hapt_config_int(config, "keep-every"),
         .resumed_step = -1,
         .patience_s = worker_agreement_timeout_s(worker) + most / SLOWEST_DISK_BYTES_PER_S,
-        .shard_count = shards,
-        .shard = own >= 0 && worker->stage[0].rank == 0 ? own : -1,
+        .shard_count = shards + constants,
+        .shard = writes ? own : -1,
+        .constant_shard = writes ? constant_of[own] : -1,
         .parameter_count = count,
         .parameter = name,
         .parameter_shard = shard,
+        .parameter_states = constants > 0 ? states : NULL,
         .state_count = state_count,
         .sampled = !worker->runtime->computes,
         .plan = worker->plan,
@@ -136,6 +174,8 @@ enum hapt_status saver_prepare(struct saver *saver, struct worker *worker, const
         .data = &saver->identity,
         .held_out = &saver->held_out,
         .write_shard = write_shard,
+        .write_constant = constants > 0 ? write_constant : NULL,
+        .constant = &saver->constant,
         .context = saver,
     };
     if (!saver->writer.folder) return HAPT_ERR_MEMORY;
@@ -143,7 +183,11 @@ enum hapt_status saver_prepare(struct saver *saver, struct worker *worker, const
         HAPT_TRY(hapt_model_files(worker->model, arena, &saver->files));
         saver->writer.files = &saver->files;
     }
-    if (saver->writer.shard >= 0) saver->copy_bytes = (size_t)bytes[own];
+    if (writes) {
+        saver->copy_bytes = (size_t)bytes[own];
+        saver->changing = (int64_t)(bytes[own] / 4);
+        saver->constant_bytes = (size_t)constant_bytes[own];
+    }
     return saving_open(&saver->saving, worker->env, &saver->writer, arena);
 }
 
@@ -161,7 +205,8 @@ enum hapt_status hapt_train_check_disk(const struct hapt_env *env, const struct 
     hapt_optimizer_options(config, &optimizer);
     for (int t = 0; t < model->graph->tensor_count; t++)
         if (model->graph->tensor[t].kind == HAPT_TENSOR_PARAMETER)
-            bytes += 4.0 * (double)checkpoint_elements(&model->graph->tensor[t], false) * (1 + optimizer.state_count);
+            bytes += 4.0 * (double)checkpoint_elements(&model->graph->tensor[t], false) *
+                     (model->graph->tensor[t].trainable ? 1 + optimizer.state_count : 1);
     const double available = (double)disk.f_bavail * (double)disk.f_frsize;
     if (bytes <= available) return hapt_env_agree(env->world, HAPT_OK);
     return hapt_env_agree(env->world,
@@ -245,6 +290,68 @@ static enum hapt_status clear_folder(const struct saver *saver, const struct hap
     return status;
 }
 
+/* Tries whether a file of the folder can have two names. */
+static bool folder_links(const char *folder, struct hapt_arena *arena)
+{
+    const char *name = hapt_arena_printf(arena, "%s/.try-%ld-link", folder, (long)getpid());
+    const char *second = hapt_arena_printf(arena, "%s/.try-%ld-linked", folder, (long)getpid());
+    const int descriptor = name && second ? open(name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666) : -1;
+    if (descriptor < 0) return false;
+    close(descriptor);
+    const bool links = link(name, second) == 0;
+    if (links) unlink(second);
+    unlink(name);
+    return links;
+}
+
+/* True if the checkpoint is one of this folder. */
+static bool is_here(const struct hapt_checkpoint *checkpoint, const char *folder, struct hapt_arena *arena)
+{
+    struct stat here, there;
+    const char *path = checkpoint_folder(arena, folder, checkpoint->step);
+    return path && stat(path, &here) == 0 && stat(checkpoint->path, &there) == 0 && here.st_dev == there.st_dev &&
+           here.st_ino == there.st_ino;
+}
+
+/* True if the shards of the checkpoint have the tensors that this run's have. */
+static bool is_divided_alike(const struct hapt_checkpoint *checkpoint, const struct hapt_checkpoint_writer *writer)
+{
+    if (checkpoint->sampled || checkpoint->shard_count != writer->shard_count ||
+        checkpoint->parameter_count != writer->parameter_count)
+        return false;
+    for (int64_t p = 0; p < writer->parameter_count; p++)
+        if (strcmp(checkpoint->parameter[p], writer->parameter[p]) != 0 ||
+            checkpoint->parameter_shard[p] != writer->parameter_shard[p] ||
+            checkpoint->parameter_states[p] != writer->parameter_states[p])
+            return false;
+    return true;
+}
+
+/* Will later checkpoints link to the constant tensors of the first one, or of the one that the run resumed from?
+ * Otherwise each has its own. */
+static enum hapt_status find_links(struct saver *saver, const struct hapt_checkpoint *checkpoint)
+{
+    const struct hapt_checkpoint_writer *writer = &saver->writer;
+    struct hapt_arena *arena = saver->worker->arena;
+    int found[2] = {0, 0}; /* links; the checkpoint is in this folder */
+    if (!writer->write_constant) return HAPT_OK;
+    if (saver->env->world_rank == 0) {
+        found[0] = folder_links(writer->folder, arena);
+        found[1] = checkpoint && is_here(checkpoint, writer->folder, arena);
+    }
+    HAPT_MPI(MPI_Bcast(found, 2, MPI_INT, 0, saver->env->world));
+    saver->links = found[0];
+    if (!saver->links) {
+        saver->copy_bytes += saver->constant_bytes;
+    } else if (found[1] && is_divided_alike(checkpoint, writer)) {
+        saver->constant.step = checkpoint->step;
+        if (writer->constant_shard < 0) return HAPT_OK;
+        saver->constant.size = checkpoint->size[writer->constant_shard];
+        saver->constant.checksum = checkpoint->checksum[writer->constant_shard];
+    }
+    return HAPT_OK;
+}
+
 enum hapt_status saver_open(struct saver *saver, const struct hapt_config *config, struct hapt_data *data,
                             struct hapt_data *held_out, const struct hapt_checkpoint *checkpoint, bool several)
 {
@@ -254,6 +361,7 @@ enum hapt_status saver_open(struct saver *saver, const struct hapt_config *confi
     if (held_out && env->world_rank == 0) hapt_data_identify(held_out, 0, &saver->held_out);
     if (env->world_rank == 0) status = clear_folder(saver, config, checkpoint);
     HAPT_TRY(hapt_env_agree(env->world, status));
+    HAPT_TRY(find_links(saver, checkpoint));
     if (several && hapt_config_bool(config, "checkpoint-async")) status = open_background(saver);
     return hapt_env_agree(env->world, status);
 }
@@ -294,6 +402,7 @@ void saver_compare_data(const struct saver *saver, const struct hapt_checkpoint 
 static enum hapt_status mark_complete(struct saver *saver, int64_t step)
 {
     saver->saved = step;
+    if (saver->links) saver->constant.step = step;
     if (saver->count++ == 0 && saver->overwrites && saver->env->world_rank == 0)
         hapt_run_folder_first_checkpoint(saver->folder);
     saver->taken_s = hapt_time_s() - saver->started_s;
@@ -339,11 +448,15 @@ enum hapt_status saver_save(struct saver *saver, const struct hapt_history *hist
     if (saver->saved == history->count) return HAPT_OK;
     saver->started_s = hapt_time_s();
     if (saver->env->world_rank == 0 && saver->data) hapt_data_identify(saver->data, history->count, &saver->identity);
-    const bool copies = saver->background && !last, holds = saver->worker->stage_count > 0;
+    const bool first =
+        saver->links && saver->constant.step < 0; /* it writes the constant tensors, which are not copied */
+    const bool copies = saver->background && !last && !first, holds = saver->worker->stage_count > 0;
     saver->writer.shared = holds && !copies;
     if (!copies) return complete(saver, history);
     HAPT_TRY(saving_begin(&saver->saving, history->count, history, true));
-    if (holds) HAPT_TRY(pass_tensors(saver, true, saver->copy, NULL));
+    if (holds) HAPT_TRY(pass_tensors(saver, false, true, saver->copy, NULL));
+    if (holds && saver->writer.write_constant && !saver->links)
+        HAPT_TRY(pass_tensors(saver, true, true, saver->copy ? saver->copy + saver->changing : NULL, NULL));
     saving_copied(&saver->saving);
     return HAPT_OK;
 }

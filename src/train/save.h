@@ -24,13 +24,19 @@ struct saver {
     bool overwrites;                    /* the first checkpoint removes an earlier run from the folder */
     double shard_bytes;                 /* the largest shard of a checkpoint */
     double started_s, taken_s;          /* start of the newest checkpoint; time until it was complete */
-    float *buffer, *local;              /* size of the largest parameter */
+    float *buffer, *local;              /* size of the largest block (worker_block_elements) */
     struct saving saving;
     bool background; /* write checkpoints from `copy` during training */
     bool slow;       /* the warning about a slow disk was printed */
     float *copy;
     size_t copy_bytes;
-    long tensors; /* that this rank's stages save */
+    long tensors; /* that this rank's stages save, without constants */
+    /* Constant tensors: frozen weights. */
+    long constants;        /* that this rank's stages save */
+    int64_t changing;      /* elements of the other tensors, which come first in a copy */
+    size_t constant_bytes; /* in a copy, without links */
+    bool links;            /* the file system has hard links */
+    struct hapt_checkpoint_constant constant;
 };
 
 /* Call after worker_build; `folder` is the run's. Rank-local. */

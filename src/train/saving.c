@@ -116,7 +116,7 @@ enum hapt_status saving_begin(struct saving *saving, int64_t step, const struct 
     saving->copies = copies;
     saving->publishes = false;
     saving->status = HAPT_OK;
-    saving->shard = (struct checkpoint_shard){.shard = -1};
+    saving->shard = (struct checkpoint_shard){.shard = -1, .constant = -1};
     unlock(saving);
     if (!copies) HAPT_TRY(agree(saving, saving->env->world_rank ? HAPT_OK : checkpoint_begin(saving->writer, step)));
     enter(saving, copies ? SAVING_COPYING : SAVING_WRITING);

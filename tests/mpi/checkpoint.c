@@ -265,6 +265,127 @@ static void full_disk(void)
           !there(hapt_arena_printf(&arena, "%s/step-00000001", folder)));
 }
 
+/* ---- Constant shards: the last parameter is frozen. ---- */
+
+static enum hapt_status write_first(void *context, struct hapt_h5 *file)
+{
+    const struct content *content = context;
+    const int64_t shape[2] = {3, ELEMENTS / 3};
+    for (int p = 0; p < PARAMETERS - 1 && file; p++)
+        for (int state = -1; state < 2; state++) {
+            float data[ELEMENTS];
+            for (int i = 0; i < ELEMENTS; i++) data[i] = value(p, state, content->step, i);
+            HAPT_TRY(hapt_h5_write(file, checkpoint_dataset(&arena, name[p], state), HAPT_H5_F32, 2, shape, data, ""));
+        }
+    return HAPT_OK;
+}
+
+static int constant_writes;
+
+static enum hapt_status write_last(void *context, struct hapt_h5 *file)
+{
+    const int64_t shape[2] = {3, ELEMENTS / 3};
+    float data[ELEMENTS];
+    (void)context;
+    constant_writes++;
+    for (int i = 0; i < ELEMENTS; i++) data[i] = value(PARAMETERS - 1, -1, 0, i);
+    return file ? hapt_h5_write(file, checkpoint_dataset(&arena, name[PARAMETERS - 1], -1), HAPT_H5_F32, 2, shape, data,
+                                "")
+                : HAPT_OK;
+}
+
+static enum hapt_status save_constant(const char *folder, int64_t step, struct hapt_checkpoint_constant *constant)
+{
+    const bool writes = test_env.world_rank == 0;
+    struct content content = {.step = step};
+    int32_t place[PARAMETERS] = {0}, states[PARAMETERS];
+    double curve[100] = {0};
+    const char *path;
+    for (int p = 0; p < PARAMETERS; p++) states[p] = p < PARAMETERS - 1 ? 2 : 0;
+    place[PARAMETERS - 1] = 1;
+    const struct hapt_history history = {
+        .count = step, .loss = curve, .gradient_norm = curve, .learning_rate = curve, .time_s = curve};
+    const struct hapt_checkpoint_writer writer = {.folder = folder,
+                                                  .keep = 1,
+                                                  .resumed_step = -1,
+                                                  .patience_s = 60,
+                                                  .shard_count = 2,
+                                                  .shard = writes ? 0 : -1,
+                                                  .constant_shard = writes ? 1 : -1,
+                                                  .parameter_count = PARAMETERS,
+                                                  .parameter = (const char **)name,
+                                                  .parameter_shard = place,
+                                                  .parameter_states = states,
+                                                  .state_count = 2,
+                                                  .plan = plan,
+                                                  .config = config,
+                                                  .write_shard = write_first,
+                                                  .write_constant = write_last,
+                                                  .constant = constant,
+                                                  .context = &content};
+    const enum hapt_status status = save_now(&test_env, &writer, step, &history, &path);
+    if (status == HAPT_OK) constant->step = step;
+    return status;
+}
+
+static ino_t constant_file(const char *folder, int64_t step)
+{
+    struct stat about = {0};
+    CHECK(stat(checkpoint_shard_path(&arena, checkpoint_folder(&arena, folder, step), 1), &about) == 0);
+    return about.st_ino;
+}
+
+static void check_constant(const char *folder, int64_t step)
+{
+    struct hapt_checkpoint *checkpoint = NULL;
+    struct hapt_checkpoint_content content;
+    CHECK_OK(hapt_checkpoint_find(&test_env, folder, &arena, &checkpoint));
+    if (!checkpoint) return;
+    CHECK(checkpoint->step == step);
+    for (int p = 0; p < PARAMETERS; p++)
+        for (int state = -1; state < 2; state++) {
+            const bool last = p == PARAMETERS - 1;
+            const struct hapt_rows row = {.total = 3, .first = 1, .count = 1};
+            float data[ELEMENTS], part[ELEMENTS / 3];
+            long wrong = 0;
+            CHECK_OK(hapt_checkpoint_read(checkpoint, name[p], state, ELEMENTS, data));
+            CHECK_OK(hapt_checkpoint_read_rows(checkpoint, name[p], state, ELEMENTS, &row, part));
+            for (int i = 0; i < ELEMENTS; i++)
+                wrong += data[i] != (last && state >= 0 ? 0 : value(p, state, last ? 0 : step, i));
+            CHECK_MESSAGE(wrong == 0, "%ld values of %s wrong", wrong, name[p]);
+            CHECK(!memcmp(part, data + ELEMENTS / 3, sizeof part));
+        }
+    CHECK_OK(hapt_checkpoint_verify(checkpoint->path, &content));
+    CHECK(content.shards == 2 && content.parameters == PARAMETERS);
+}
+
+/* Constant shards are written once; the next checkpoints have the same file, also when the one before is removed. */
+static void constants(void)
+{
+    const char *folder = hapt_arena_printf(&arena, "%s/d/checkpoints", root);
+    struct hapt_checkpoint_constant constant = {.step = -1};
+    for (int64_t step = 1; step <= 4; step++) {
+        CHECK_OK(save_constant(folder, step, &constant));
+        check_constant(folder, step);
+        static ino_t first;
+        const ino_t file = constant_file(folder, step);
+        if (step == 1) first = file;
+        CHECK(file == first && constant_writes == (test_env.world_rank == 0));
+        MPI_Barrier(test_env.world);
+    }
+    /* The file is gone: one error, and what is there stays. */
+    if (test_env.world_rank == 0)
+        CHECK(rename(checkpoint_folder(&arena, folder, 4), hapt_arena_printf(&arena, "%s/elsewhere", root)) == 0);
+    MPI_Barrier(test_env.world);
+    CHECK(save_constant(folder, 5, &constant) == HAPT_ERR_IO);
+    hapt_fail_reset();
+    MPI_Barrier(test_env.world);
+    check_constant(hapt_arena_printf(&arena, "%s/elsewhere", root), 4);
+    constant.step = -1;
+    CHECK_OK(save_constant(folder, 6, &constant));
+    check_constant(folder, 6);
+}
+
 static void make_plan(void)
 {
     plan = hapt_arena_alloc(&arena, 1, sizeof *plan);
@@ -315,6 +436,7 @@ int main(int argc, char **argv)
     RUN(damage);
     RUN(nothing_there);
     RUN(full_disk);
+    RUN(constants);
     MPI_Barrier(test_env.world);
     if (test_env.world_rank == 0 && system(hapt_arena_printf(&arena, "rm -rf %s", root)))
         fprintf(stderr, "rm failed\n");

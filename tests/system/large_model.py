@@ -4,6 +4,7 @@ are the imported ones. HAPT_LONG=1: 3.1 billion parameters, as Qwen2.5-3B, in sp
 import json
 import os
 import resource
+import shutil
 import struct
 import subprocess
 import sys
@@ -141,6 +142,16 @@ tensor = both("training", "tensor", 3, "0-2@a:1x1,2-4@b:1x2t2", "--steps", 2)
 check(np.abs(pipeline - tensor).max() < 3e-6, f"losses {pipeline} and {tensor}")
 resumed = both("resumed", "tensor", 3, "0-2@a:1x1,2-4@b:1x2t2", "--steps", 3, "--resume")
 check(np.array_equal(resumed[:2], tensor), f"losses {resumed} after {tensor}")
+shutil.rmtree(path("large-pipeline"))  # disks are small
+steps = sorted(os.listdir(path("large-tensor", "checkpoints")))
+files = [{name: os.stat(path("large-tensor", "checkpoints", step, name)) for name in sorted(os.listdir(path("large-tensor", "checkpoints", step)))}
+         for step in steps]
+check(steps == ["step-00000002", "step-00000003"], f"checkpoints {steps}")
+alike = [name for name in files[0] if files[0][name].st_ino == files[-1][name].st_ino]
+check(alike == ["shard-0002.h5", "shard-0003.h5"], f"frozen weights are written once: {alike}")
+own = sum(files[-1][name].st_size for name in files[-1] if name not in alike)
+print(f"a checkpoint has {mb(sum(file.st_size for file in files[-1].values()))}, of which {mb(own)} are its own")
+check(own < 0.05 * largest, "the rest is small")
 exporting = peaks(1, "export", "--checkpoint", path("large-tensor"), "--format", "safetensors", "--merge", "--dtype", "bf16", "--output", path("merged"))[0]
 print(f"export: peak {mb(exporting)}")
 check(exporting < 1.1 * largest + 100e6, "export holds one tensor at a time")
