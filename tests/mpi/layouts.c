@@ -73,7 +73,7 @@ static void check_losses(const struct shape *shape, const struct hapt_train_resu
 static void tensor_parallel_trains(void)
 {
     struct shape shape;
-    for (int shift = 0; shift < (test_long() ? 12 : 3); shift++)
+    for (int shift = 0; shift < (test_long() ? 12 : 2); shift++)
         for (int k = 0; arrange(k, 2 * shift - 3, &shape); k++) {
             char name[32];
             if (!settle(&shape)) continue;

@@ -116,7 +116,7 @@ static void compare_batchings(const struct hapt_profile *profile, struct hapt_se
 
 static void small_profiles(void)
 {
-    const int count = test_long() ? 2000 : 150;
+    const int count = test_long() ? 2000 : 75;
     for (uint64_t start = 1; start <= (uint64_t)count; start++) {
         uint64_t seed = start;
         struct hapt_arena arena;
@@ -135,7 +135,7 @@ static void small_profiles(void)
 
 static void mixed_profiles(void)
 {
-    const int count = test_long() ? 2000 : 150;
+    const int count = test_long() ? 2000 : 75;
     for (uint64_t start = 1; start <= (uint64_t)count; start++) {
         uint64_t seed = start;
         struct hapt_arena arena;

@@ -70,7 +70,7 @@ half="--precision bf16"
 plan loops16 wide --offload optimizer --schedule interleaved --stages $four $half
 train loops16 wide $half
 same no--precision-bf16 loops16
-for change in "no optimizer" ${HAPT_LONG:+"optimizer update"} "update no"; do
+for change in ${HAPT_LONG:+"no optimizer" "optimizer update"} "update no"; do
     read -r first then <<<"$change"
     train_in() { passes 2 train --input "$scratch/m.h5" --cluster "$scratch/wide.json" --plan "$scratch/$1--precision-bf16.h5" --threads 1 --steps 6 \
         --checkpoint-every 3 --output "$scratch/run-from-$first" $half "${@:2}"; }
@@ -121,10 +121,12 @@ job() { # NAME CLUSTER OPTIONS...
 job one tight
 check "the job says so" grep -q 'the optimizer state is on the hosts' "$scratch/out"
 same keep one
-job there tight --stop-after 3
-job there wide --resume --replan --offload no
-check "the resumed job has the state on its devices" bash -c "! grep -q 'on the hosts' '$scratch/out'"
-same keep there
+if [ -n "${HAPT_LONG:-}" ]; then
+    job there tight --stop-after 3
+    job there wide --resume --replan --offload no
+    check "the resumed job has the state on its devices" bash -c "! grep -q 'on the hosts' '$scratch/out'"
+    same keep there
+fi
 job back wide --offload no --stop-after 3
 job back tight --resume --replan
 check "the resumed job has it on the hosts" grep -q 'on the hosts' "$scratch/out"

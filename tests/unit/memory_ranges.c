@@ -387,7 +387,7 @@ static void compare(const struct hapt_graph *graph, int dp, int tp, int states, 
  * backward part. */
 static void forced_cuts(void)
 {
-    const int cases = test_long() ? 1000 : 60;
+    const int cases = test_long() ? 1000 : 30;
     int made = 0;
     const long before = compared;
     for (int k = 0; k < cases; k++) {
@@ -447,7 +447,7 @@ static void frozen_weights(void)
 
 static void random_graphs(void)
 {
-    const int cases = test_long() ? 2000 : 80;
+    const int cases = test_long() ? 2000 : 40;
     for (int k = 0; k < cases; k++) {
         struct hapt_arena arena;
         uint64_t random = (uint64_t)k + 4242;

@@ -493,7 +493,7 @@ static void compare_once(uint64_t start_seed, enum kind_of_profile kind)
 static void search_equals_brute_force(void)
 {
     const char *wanted = getenv("HAPT_TEST_SEED");
-    const int count = wanted ? 1 : test_long() ? 160000 : 3000; /* two thirds have 2 to 4 subclusters */
+    const int count = wanted ? 1 : test_long() ? 160000 : 1500; /* two thirds have 2 to 4 subclusters */
     for (int i = 0; i < count; i++) compare_once(wanted ? strtoull(wanted, NULL, 10) : (uint64_t)i + 1, SMALL);
     printf("%d profiles: %ld feasible, %ld limited by a link, %ld by memory, %ld with idle devices, %ld skip a "
            "subcluster, %ld use equal ones, %ld recompute or have weights on the host; %ld with a gap end before the "
@@ -518,7 +518,7 @@ static void longer_pipelines(void)
 static void mixed_stages(void)
 {
     const char *wanted = getenv("HAPT_TEST_SEED");
-    const int count = wanted ? 1 : test_long() ? 40000 : 700;
+    const int count = wanted ? 1 : test_long() ? 40000 : 350;
     mixed_cases = between_cases = several_cases = feasible_cases = 0;
     for (int i = 0; i < count; i++) compare_once(wanted ? strtoull(wanted, NULL, 10) : (uint64_t)i + 1, MIXED);
     printf("%d profiles with mixed stages: %ld feasible, %ld plans use some, %ld between stages of their subclusters, "

@@ -255,7 +255,7 @@ static void one_pipeline(uint64_t name, struct hapt_arena *arena)
 
 static void random_pipelines(void)
 {
-    const uint64_t count = test_long() ? 1000000 : 100000;
+    const uint64_t count = test_long() ? 1000000 : 40000;
     struct hapt_arena arena;
     hapt_arena_init(&arena);
     for (uint64_t name = 1; name <= count; name++) {
