@@ -37,7 +37,8 @@ static int find_submesh(const struct hapt_profile *profile, const struct hapt_pl
 static enum hapt_status no_candidate(const struct hapt_plan_stage *stage, const char *why)
 {
     char submesh[64];
-    return hapt_fail(HAPT_ERR_INPUT, "stages must be candidates of the profile: `h5dump -d /cluster_0/stage_time P.h5`",
+    return hapt_fail(HAPT_ERR_INPUT,
+                     "stages must be candidates of the profile; a larger --imbalance leaves more of them in",
                      "layers %d-%d cannot be a stage on %s:%s: %s", stage->first_layer, stage->end_layer,
                      stage->submesh->name, hapt_plan_stage_short(stage, "x", submesh), why);
 }

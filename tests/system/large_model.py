@@ -5,7 +5,6 @@ import json
 import os
 import resource
 import shutil
-import struct
 import subprocess
 import sys
 
@@ -19,64 +18,13 @@ import h5py
 import numpy as np
 
 from checking import HAPT, LONG, MPIRUN, check, end, passes, path
+from published import tensors_of, write_folder
 
 VOCAB, SEQUENCE = 151936, 16
 LARGE = dict(layers=36, hidden=2048, heads=16, kv=2, ffn=11008) if LONG else dict(layers=4, hidden=128, heads=4, kv=2, ffn=2560)
 RANDOM = np.random.default_rng(5)
 BLOCKS = 0 if LONG else 12e6  # three blocks of rows, which are little beside a large model
 TINY = dict(layers=4, hidden=64, heads=4, kv=2, ffn=64)
-
-
-def write_folder(name, layers, hidden, heads, kv, ffn, vocab, shards):
-    """Random bf16 weights; HAPT_LONG: zeros, which take no space on the disk."""
-    narrow = hidden // heads * kv
-    shapes = {"model.embed_tokens.weight": [vocab, hidden], "model.norm.weight": [hidden]}
-    for layer in range(layers):
-        for part, shape in (("input_layernorm.weight", [hidden]), ("post_attention_layernorm.weight", [hidden]),
-                            ("self_attn.q_proj.weight", [hidden, hidden]), ("self_attn.q_proj.bias", [hidden]),
-                            ("self_attn.k_proj.weight", [narrow, hidden]), ("self_attn.k_proj.bias", [narrow]),
-                            ("self_attn.v_proj.weight", [narrow, hidden]), ("self_attn.v_proj.bias", [narrow]),
-                            ("self_attn.o_proj.weight", [hidden, hidden]), ("mlp.gate_proj.weight", [ffn, hidden]),
-                            ("mlp.up_proj.weight", [ffn, hidden]), ("mlp.down_proj.weight", [hidden, ffn])):
-            shapes[f"model.layers.{layer}.{part}"] = shape
-    os.mkdir(path(name))
-    names, where = list(shapes), {}
-    for shard in range(shards):
-        header, at = {}, 0
-        file_name = f"model-{shard + 1:05}-of-{shards:05}.safetensors" if shards > 1 else "model.safetensors"
-        for tensor in names[shard * len(names) // shards:(shard + 1) * len(names) // shards]:
-            bytes_ = 2 * int(np.prod(shapes[tensor]))
-            header[tensor] = {"dtype": "BF16", "shape": shapes[tensor], "data_offsets": [at, at + bytes_]}
-            where[tensor] = file_name
-            at += bytes_
-        text = json.dumps(header).encode()
-        with open(path(name, file_name), "wb") as file:
-            file.write(struct.pack("<Q", len(text)) + text)
-            if LONG:
-                file.truncate(8 + len(text) + at)
-            else:
-                (RANDOM.normal(0, 0.05, at // 2).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16).tofile(file)
-    if shards > 1:
-        with open(path(name, "model.safetensors.index.json"), "w") as file:
-            json.dump({"metadata": {}, "weight_map": where}, file)
-    with open(path(name, "config.json"), "w") as file:
-        json.dump({"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_act": "silu", "hidden_size": hidden, "intermediate_size": ffn,
-                   "num_attention_heads": heads, "num_key_value_heads": kv, "num_hidden_layers": layers, "vocab_size": vocab, "rope_theta": 1e6,
-                   "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "use_sliding_window": False}, file)
-    return shapes
-
-
-def tensors_of(folder):
-    """Each tensor's bits, mapped."""
-    found = {}
-    for name in sorted(os.listdir(folder)):
-        if name.endswith(".safetensors"):
-            raw = np.memmap(os.path.join(folder, name), np.uint8, "r")
-            length = struct.unpack("<Q", raw[:8].tobytes())[0]
-            for key, entry in json.loads(raw[8:8 + length].tobytes()).items():
-                if key != "__metadata__":
-                    found[key] = raw[8 + length + entry["data_offsets"][0]:8 + length + entry["data_offsets"][1]]
-    return found
 
 
 def cluster(ranks):
@@ -109,7 +57,7 @@ def run(name, ranks, stages, output, *words):
 
 def make(name, shape, vocab, shards):
     """NAME.h5 and NAME-data.h5. Returns the peak memory of the import, and the shapes."""
-    shapes = write_folder(name, vocab=vocab, shards=shards, **shape)
+    shapes = write_folder(path(name), vocab=vocab, shards=shards, random=None if LONG else RANDOM, **shape)
     RANDOM.integers(0, vocab, 4000).astype(np.uint32).tofile(path(name + ".bin"))
     passes("data", path(name + ".bin"), "--type", "uint32", "--output", path(name + "-data.h5"))
     return peaks(1, "import", path(name), "--sequence", SEQUENCE, "--microbatch", 1, "--lora", "rank=16,alpha=32,target=q_proj,v_proj", "--frozen-weights",
