@@ -236,6 +236,8 @@ enum hapt_status hapt_train_write(struct hapt_h5 *file, const struct hapt_train_
 
 /* ---- Checkpoints ---- */
 
+#define HAPT_CHECKPOINT_VERSION 2 /* the newest of manifests */
+
 /*
  * A folder checkpoints/step-N. shard-K.h5, one per stage, holds full tensors under their published names (/parameters,
  * /state0, /state1, fp32; for modelled devices a sample of them). manifest.h5 holds step, plan, options, history, the
@@ -274,7 +276,7 @@ enum hapt_status hapt_checkpoint_find(const struct hapt_env *env, const char *pa
                                       struct hapt_checkpoint **checkpoint);
 /* Verifies a complete checkpoint: manifest, checksums of the shards, their contents. Rank-local, one rank. */
 struct hapt_checkpoint_content {
-    int64_t step, shards, parameters, states, bytes;
+    int64_t version, step, shards, parameters, states, bytes; /* states: of parameters that have some */
 };
 enum hapt_status hapt_checkpoint_verify(const char *path, struct hapt_checkpoint_content *content);
 /* HAPT_ERR_INPUT: the checkpoint's parameters differ from the model's in name or size. Rank-local. */
@@ -298,10 +300,11 @@ enum hapt_status hapt_checkpoint_files(const struct hapt_checkpoint *checkpoint,
 /* Writes the checkpoint's parameters to a weights file as /parameters. One rank. */
 enum hapt_status hapt_checkpoint_export(const struct hapt_checkpoint *checkpoint, const char *path);
 
-/* A shard of weights that do not change during a run: frozen ones. It is written once; later checkpoints of the run
- * have links to the same file. */
+/* A shard of weights that do not change during a run: frozen ones. Where the file system has hard links, it is written
+ * once, and gets a name of its own beside the checkpoints, from which all later ones link. */
 struct hapt_checkpoint_constant {
-    int64_t step;           /* of the newest checkpoint of this run, whose file can be linked; -1: write it (again) */
+    bool links;             /* the file system has hard links */
+    bool linked;            /* the file has that name: link it; else write it. The same on all ranks */
     int64_t size, checksum; /* of its file, on the rank that writes it */
 };
 

@@ -211,7 +211,7 @@ static const struct kind {
     {"hapt-data", 1, "/tokens", check_data},
     {"hapt-data", 1, "/batches", check_data},
     {"hapt-data", 1, "/images", check_data},
-    {"hapt-checkpoint", 1, NULL, check_manifest},
+    {"hapt-checkpoint", HAPT_CHECKPOINT_VERSION, NULL, check_manifest},
     {"hapt-checkpoint-shard", 1, NULL, check_shard},
 };
 
@@ -325,10 +325,12 @@ static enum hapt_status check_checkpoint(const char *path, struct finding *findi
     struct hapt_checkpoint_content content;
     char size[32];
     snprintf(finding->kind, sizeof finding->kind, "hapt-checkpoint");
-    finding->version = 1;
-    HAPT_TRY(hapt_checkpoint_verify(path, &content));
+    const enum hapt_status status = hapt_checkpoint_verify(path, &content);
+    finding->version = content.version > 0 ? content.version : 1;
+    HAPT_TRY(status);
     describe(finding,
-             "step %" PRId64 ", %" PRId64 " parameters and %" PRId64 " states of each in %" PRId64 " shards, %s",
+             "step %" PRId64 ", %" PRId64 " parameters and %" PRId64 " states of each that trains in %" PRId64
+             " shards, %s",
              content.step, content.parameters, content.states, content.shards,
              hapt_units_bytes((double)content.bytes, size));
     return HAPT_OK;

@@ -8,7 +8,7 @@
 #define SHARD_FORMAT "hapt-checkpoint-shard"
 /* 2: parameters have states of their own number (/parameter_states). Manifests without frozen parameters are still
  * written as version 1. */
-#define CHECKPOINT_VERSION 2
+#define CHECKPOINT_VERSION HAPT_CHECKPOINT_VERSION
 #define SHARD_VERSION 1
 #define CHECKPOINT_LIMIT 100000 /* of checkpoints in a folder, options, shards */
 #define CHECKPOINT_SAMPLE 64    /* elements per parameter in a sampled checkpoint, at most */
@@ -64,6 +64,11 @@ enum hapt_status checkpoint_clean(const char *folder, struct hapt_arena *arena);
 void checkpoint_recover(const char *folder, struct hapt_arena *arena);
 /* Creates an empty folder to write in; removes what a killed run left there. */
 enum hapt_status checkpoint_begin(const struct hapt_checkpoint_writer *writer, int64_t step);
+/* Gives the constant shard at `path` the name from which checkpoints of this run link it. HAPT_ERR_IO: it cannot have
+ * another name. */
+enum hapt_status checkpoint_keep_constant(const struct hapt_checkpoint_writer *writer, const char *path);
+/* Removes that name. Best effort. */
+void checkpoint_drop_constant(const struct hapt_checkpoint_writer *writer);
 /* Writes this rank's shards of the checkpoint after `step` steps. */
 enum hapt_status checkpoint_write_shard(const struct hapt_checkpoint_writer *writer, int64_t step,
                                         struct hapt_arena *arena, struct checkpoint_shard *written);

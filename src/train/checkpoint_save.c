@@ -6,6 +6,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -121,6 +122,8 @@ static bool is_ours(const char *name)
     return rest > name + 6 && strncmp(rest, ".h5", 3) == 0 && (rest[3] == '\0' || rest[3] == '.');
 }
 
+#define CONSTANT ".constant-" /* names of constant shards of the run at work */
+
 static bool is_unfinished(const char *name)
 {
     return strncmp(name, ".partial-", 9) == 0 || strncmp(name, ".removed-", 9) == 0;
@@ -167,6 +170,10 @@ enum hapt_status checkpoint_begin(const struct hapt_checkpoint_writer *writer, i
 static bool remove_unfinished(void *context, const char *name)
 {
     if (is_unfinished(name)) hapt_folder_remove(context, name, is_ours);
+    if (strncmp(name, CONSTANT, strlen(CONSTANT)) == 0) {
+        char path[PATH_MAX];
+        if (snprintf(path, sizeof path, "%s/%s", (const char *)context, name) < PATH_MAX) unlink(path);
+    }
     return true;
 }
 
@@ -250,29 +257,59 @@ static enum hapt_status write_file(const struct hapt_checkpoint_writer *writer, 
     return checkpoint_measure(path, size, checksum);
 }
 
-/* Gives the constant shard of this run's newest checkpoint a name in the new one. */
-static enum hapt_status link_constant(const struct hapt_checkpoint_writer *writer, int64_t step,
+/* The name of a constant shard beside the checkpoints, which users may move or remove. A job that took the folder over
+ * has others, unless the content is the same. */
+static void constant_path(const struct hapt_checkpoint_writer *writer, char path[PATH_MAX])
+{
+    snprintf(path, PATH_MAX, "%s/" CONSTANT "%04d-%016llx.h5", writer->folder, writer->constant_shard,
+             (unsigned long long)writer->constant->checksum);
+}
+
+static enum hapt_status link_file(const char *from, const char *to)
+{
+    if (link(from, to) == 0) return HAPT_OK;
+    return hapt_fail(HAPT_ERR_IO, "leave the folder of checkpoints to the run; start again with --resume",
+                     "%s cannot be linked as %s: %s", from, to, strerror(errno));
+}
+
+enum hapt_status checkpoint_keep_constant(const struct hapt_checkpoint_writer *writer, const char *path)
+{
+    char kept[PATH_MAX];
+    constant_path(writer, kept);
+    unlink(kept);
+    return link_file(path, kept);
+}
+
+void checkpoint_drop_constant(const struct hapt_checkpoint_writer *writer)
+{
+    char kept[PATH_MAX];
+    constant_path(writer, kept);
+    unlink(kept);
+}
+
+/* This rank's constant shard: a link, or a file that later ones link to. */
+static enum hapt_status make_constant(const struct hapt_checkpoint_writer *writer, int64_t step,
                                       struct hapt_arena *arena)
 {
-    const char *newest = checkpoint_folder(arena, writer->folder, writer->constant->step);
-    const char *from = newest ? checkpoint_shard_path(arena, newest, writer->constant_shard) : NULL;
-    const char *to = unfinished_shard(writer, writer->constant_shard, step, arena);
-    if (!from || !to) return HAPT_ERR_MEMORY;
-    if (link(from, to) == 0) return HAPT_OK;
-    return hapt_fail(HAPT_ERR_IO, "leave this run's newest checkpoint where it is; start again with --resume",
-                     "%s cannot be linked into the next checkpoint: %s", from, strerror(errno));
+    struct hapt_checkpoint_constant *constant = writer->constant;
+    const int shard = writer->constant_shard;
+    char kept[PATH_MAX];
+    if (!constant->linked)
+        HAPT_TRY(write_file(writer, writer->write_constant, shard, step, arena, &constant->size, &constant->checksum));
+    if (shard < 0 || !constant->links) return HAPT_OK;
+    const char *path = unfinished_shard(writer, shard, step, arena);
+    if (!path) return HAPT_ERR_MEMORY;
+    if (!constant->linked) return checkpoint_keep_constant(writer, path);
+    constant_path(writer, kept);
+    return link_file(kept, path);
 }
 
 static enum hapt_status write_constant(const struct hapt_checkpoint_writer *writer, int64_t step,
                                        struct hapt_arena *arena, struct checkpoint_shard *written)
 {
-    struct hapt_checkpoint_constant *constant = writer->constant;
+    const struct hapt_checkpoint_constant *constant = writer->constant;
     if (!writer->write_constant) return HAPT_OK;
-    if (constant->step < 0)
-        HAPT_TRY(write_file(writer, writer->write_constant, writer->constant_shard, step, arena, &constant->size,
-                            &constant->checksum));
-    else if (writer->constant_shard >= 0)
-        HAPT_TRY(link_constant(writer, step, arena));
+    HAPT_TRY(make_constant(writer, step, arena));
     written->constant = writer->constant_shard;
     written->constant_size = constant->size;
     written->constant_checksum = constant->checksum;

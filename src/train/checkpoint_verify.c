@@ -5,7 +5,7 @@
 #include "hapt/h5.h"
 
 struct manifest {
-    int64_t shards, parameters, states;
+    int64_t version, shards, parameters, states;
     const int64_t *size, *checksum; /* [shards] */
     const char **parameter;         /* [parameters] */
     const int32_t *shard;           /* [parameters] shard that holds it */
@@ -21,6 +21,7 @@ static enum hapt_status read_manifest(struct hapt_h5 *file, struct hapt_arena *a
     int64_t checksums = -1, parameters;
     manifest->shards = -1;
     HAPT_TRY(hapt_h5_verify(file, &content));
+    HAPT_TRY(hapt_h5_read_attribute_int(file, "/", "version", &manifest->version));
     HAPT_TRY(hapt_h5_read_attribute_int(file, "/", "step", step));
     HAPT_TRY(hapt_h5_read_attribute_int(file, "/", "state_count", &manifest->states));
     HAPT_TRY(hapt_h5_read(file, "/shard_size", HAPT_H5_I64, 1, &manifest->shards, CHECKPOINT_LIMIT, arena, &size));
@@ -95,6 +96,7 @@ static enum hapt_status verify(const char *path, struct hapt_arena *arena, struc
     content->shards = manifest.shards;
     content->parameters = manifest.parameters;
     content->states = manifest.states;
+    content->version = manifest.version;
     return status;
 }
 

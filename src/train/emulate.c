@@ -57,7 +57,7 @@ static float by_rule(uint64_t seed, const char *name, int64_t step, int64_t elem
     return (float)(2 * hapt_random_unit(&state) - 1);
 }
 
-/* Samples are one block (worker_block). */
+/* Samples are one block (worker_next_block). */
 static enum hapt_status initial(const struct worker *worker, int parameter, const struct hapt_rows *rows, float *value)
 {
     (void)rows;

@@ -49,7 +49,7 @@ struct stage_runtime {
     void (*end_step)(struct stage *stage);
     enum hapt_status (*update)(struct stage *stage, int group, const struct hapt_update *update);
 
-    /* ---- Rows of parameters (worker_block); state -1: weight ---- */
+    /* ---- Rows of parameters (worker_next_block); state -1: weight ---- */
     /* The values before the first step. */
     enum hapt_status (*initial)(const struct worker *worker, int parameter, const struct hapt_rows *rows, float *value);
     /* gather: gathers rows of a weight or optimizer state to rank 0 of the stage; `full` has room for them on every

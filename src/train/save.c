@@ -1,13 +1,10 @@
-/* Saves the weights and optimizer state of a worker in checkpoints: one shard per submesh. */
+/* Saves the weights and optimizer state of a worker in checkpoints: a shard per submesh, and one of frozen weights. */
 #include "save.h"
 
-#include <fcntl.h>
 #include <math.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <sys/statvfs.h>
-#include <unistd.h>
 
 #include "checkpoint.h"
 #include "hapt/link.h"
@@ -124,7 +121,6 @@ enum hapt_status saver_prepare(struct saver *saver, struct worker *worker, const
                             .worker = worker,
                             .state_count = state_count,
                             .saved = -1,
-                            .constant = {.step = -1},
                             .folder = folder,
                             .overwrites = hapt_config_bool(config, "overwrite")};
     HAPT_NEW(bytes, arena, shards);
@@ -191,6 +187,20 @@ enum hapt_status saver_prepare(struct saver *saver, struct worker *worker, const
     return saving_open(&saver->saving, worker->env, &saver->writer, arena);
 }
 
+/* True if there are checkpoints from which the run may link frozen weights. */
+static bool resumes(const struct hapt_config *config, const char *folder)
+{
+    struct hapt_arena scratch;
+    int count = 0;
+    int64_t *step;
+    if (strcmp(hapt_config_text(config, "resume"), "no") == 0) return false;
+    hapt_arena_init(&scratch);
+    const char *checkpoints = hapt_arena_printf(&scratch, "%s/checkpoints", folder);
+    if (!checkpoints || checkpoint_list(checkpoints, &scratch, &count, &step) != HAPT_OK) hapt_fail_reset();
+    hapt_arena_release(&scratch);
+    return count > 0;
+}
+
 /* Checked early, because the first checkpoint may be hours away. */
 enum hapt_status hapt_train_check_disk(const struct hapt_env *env, const struct hapt_config *config,
                                        const struct hapt_model *model)
@@ -203,8 +213,9 @@ enum hapt_status hapt_train_check_disk(const struct hapt_env *env, const struct 
     if (env->world_rank != 0 || runtime_is_modelled(config) || statvfs(folder, &disk) != 0 || disk.f_blocks == 0)
         return hapt_env_agree(env->world, HAPT_OK);
     hapt_optimizer_options(config, &optimizer);
+    const bool linked = resumes(config, folder);
     for (int t = 0; t < model->graph->tensor_count; t++)
-        if (model->graph->tensor[t].kind == HAPT_TENSOR_PARAMETER)
+        if (model->graph->tensor[t].kind == HAPT_TENSOR_PARAMETER && !(linked && !model->graph->tensor[t].trainable))
             bytes += 4.0 * (double)checkpoint_elements(&model->graph->tensor[t], false) *
                      (model->graph->tensor[t].trainable ? 1 + optimizer.state_count : 1);
     const double available = (double)disk.f_bavail * (double)disk.f_frsize;
@@ -257,6 +268,13 @@ static bool reserve_copy(struct saver *saver)
     return true;
 }
 
+static void release_copy(struct saver *saver)
+{
+    if (saver->copy) munmap(saver->copy, saver->copy_bytes);
+    saver->copy = NULL;
+    saver->background = false;
+}
+
 static enum hapt_status open_background(struct saver *saver)
 {
     const struct hapt_env *env = saver->env;
@@ -268,7 +286,7 @@ static enum hapt_status open_background(struct saver *saver)
     const enum hapt_status all_reserved = hapt_link_all_or_none(env->world, "memory for checkpoints", reserved);
     if (all_reserved != HAPT_OK) {
         hapt_fail_reset();
-        saver_release(saver);
+        release_copy(saver);
         hapt_note(env, "checkpoints are synchronous: a rank cannot reserve memory for its copy\n");
         return HAPT_OK;
     }
@@ -290,68 +308,6 @@ static enum hapt_status clear_folder(const struct saver *saver, const struct hap
     return status;
 }
 
-/* Tries whether a file of the folder can have two names. */
-static bool folder_links(const char *folder, struct hapt_arena *arena)
-{
-    const char *name = hapt_arena_printf(arena, "%s/.try-%ld-link", folder, (long)getpid());
-    const char *second = hapt_arena_printf(arena, "%s/.try-%ld-linked", folder, (long)getpid());
-    const int descriptor = name && second ? open(name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666) : -1;
-    if (descriptor < 0) return false;
-    close(descriptor);
-    const bool links = link(name, second) == 0;
-    if (links) unlink(second);
-    unlink(name);
-    return links;
-}
-
-/* True if the checkpoint is one of this folder. */
-static bool is_here(const struct hapt_checkpoint *checkpoint, const char *folder, struct hapt_arena *arena)
-{
-    struct stat here, there;
-    const char *path = checkpoint_folder(arena, folder, checkpoint->step);
-    return path && stat(path, &here) == 0 && stat(checkpoint->path, &there) == 0 && here.st_dev == there.st_dev &&
-           here.st_ino == there.st_ino;
-}
-
-/* True if the shards of the checkpoint have the tensors that this run's have. */
-static bool is_divided_alike(const struct hapt_checkpoint *checkpoint, const struct hapt_checkpoint_writer *writer)
-{
-    if (checkpoint->sampled || checkpoint->shard_count != writer->shard_count ||
-        checkpoint->parameter_count != writer->parameter_count)
-        return false;
-    for (int64_t p = 0; p < writer->parameter_count; p++)
-        if (strcmp(checkpoint->parameter[p], writer->parameter[p]) != 0 ||
-            checkpoint->parameter_shard[p] != writer->parameter_shard[p] ||
-            checkpoint->parameter_states[p] != writer->parameter_states[p])
-            return false;
-    return true;
-}
-
-/* Will later checkpoints link to the constant tensors of the first one, or of the one that the run resumed from?
- * Otherwise each has its own. */
-static enum hapt_status find_links(struct saver *saver, const struct hapt_checkpoint *checkpoint)
-{
-    const struct hapt_checkpoint_writer *writer = &saver->writer;
-    struct hapt_arena *arena = saver->worker->arena;
-    int found[2] = {0, 0}; /* links; the checkpoint is in this folder */
-    if (!writer->write_constant) return HAPT_OK;
-    if (saver->env->world_rank == 0) {
-        found[0] = folder_links(writer->folder, arena);
-        found[1] = checkpoint && is_here(checkpoint, writer->folder, arena);
-    }
-    HAPT_MPI(MPI_Bcast(found, 2, MPI_INT, 0, saver->env->world));
-    saver->links = found[0];
-    if (!saver->links) {
-        saver->copy_bytes += saver->constant_bytes;
-    } else if (found[1] && is_divided_alike(checkpoint, writer)) {
-        saver->constant.step = checkpoint->step;
-        if (writer->constant_shard < 0) return HAPT_OK;
-        saver->constant.size = checkpoint->size[writer->constant_shard];
-        saver->constant.checksum = checkpoint->checksum[writer->constant_shard];
-    }
-    return HAPT_OK;
-}
-
 enum hapt_status saver_open(struct saver *saver, const struct hapt_config *config, struct hapt_data *data,
                             struct hapt_data *held_out, const struct hapt_checkpoint *checkpoint, bool several)
 {
@@ -361,7 +317,7 @@ enum hapt_status saver_open(struct saver *saver, const struct hapt_config *confi
     if (held_out && env->world_rank == 0) hapt_data_identify(held_out, 0, &saver->held_out);
     if (env->world_rank == 0) status = clear_folder(saver, config, checkpoint);
     HAPT_TRY(hapt_env_agree(env->world, status));
-    HAPT_TRY(find_links(saver, checkpoint));
+    HAPT_TRY(saver_find_links(saver, checkpoint));
     if (several && hapt_config_bool(config, "checkpoint-async")) status = open_background(saver);
     return hapt_env_agree(env->world, status);
 }
@@ -402,7 +358,7 @@ void saver_compare_data(const struct saver *saver, const struct hapt_checkpoint 
 static enum hapt_status mark_complete(struct saver *saver, int64_t step)
 {
     saver->saved = step;
-    if (saver->links) saver->constant.step = step;
+    saver->constant.linked = saver->constant.links;
     if (saver->count++ == 0 && saver->overwrites && saver->env->world_rank == 0)
         hapt_run_folder_first_checkpoint(saver->folder);
     saver->taken_s = hapt_time_s() - saver->started_s;
@@ -448,14 +404,17 @@ enum hapt_status saver_save(struct saver *saver, const struct hapt_history *hist
     if (saver->saved == history->count) return HAPT_OK;
     saver->started_s = hapt_time_s();
     if (saver->env->world_rank == 0 && saver->data) hapt_data_identify(saver->data, history->count, &saver->identity);
-    const bool first =
-        saver->links && saver->constant.step < 0; /* it writes the constant tensors, which are not copied */
+    /* The first one with links writes the constant tensors, which are not copied. */
+    const bool first = saver->writer.write_constant && saver->constant.links && !saver->constant.linked;
     const bool copies = saver->background && !last && !first, holds = saver->worker->stage_count > 0;
+    if (first && saver->background && !last)
+        hapt_note(saver->env, "training waits for the first checkpoint, which holds the frozen weights\n");
+    saver->waits = !copies;
     saver->writer.shared = holds && !copies;
     if (!copies) return complete(saver, history);
     HAPT_TRY(saving_begin(&saver->saving, history->count, history, true));
     if (holds) HAPT_TRY(pass_tensors(saver, false, true, saver->copy, NULL));
-    if (holds && saver->writer.write_constant && !saver->links)
+    if (holds && saver->writer.write_constant && !saver->constant.links)
         HAPT_TRY(pass_tensors(saver, true, true, saver->copy ? saver->copy + saver->changing : NULL, NULL));
     saving_copied(&saver->saving);
     return HAPT_OK;
@@ -464,7 +423,6 @@ enum hapt_status saver_save(struct saver *saver, const struct hapt_history *hist
 void saver_release(struct saver *saver)
 {
     saving_release(&saver->saving);
-    if (saver->copy) munmap(saver->copy, saver->copy_bytes);
-    saver->copy = NULL;
-    saver->background = false;
+    if (saver->constant.linked && saver->writer.constant_shard >= 0) checkpoint_drop_constant(&saver->writer);
+    release_copy(saver);
 }

@@ -22,7 +22,7 @@ struct saver {
     const char *path;                   /* the newest */
     const char *folder;                 /* of the run */
     bool overwrites;                    /* the first checkpoint removes an earlier run from the folder */
-    double shard_bytes;                 /* the largest shard of a checkpoint */
+    double shard_bytes;                 /* of a submesh, at most */
     double started_s, taken_s;          /* start of the newest checkpoint; time until it was complete */
     float *buffer, *local;              /* size of the largest block (worker_block_elements) */
     struct saving saving;
@@ -35,8 +35,8 @@ struct saver {
     long constants;        /* that this rank's stages save */
     int64_t changing;      /* elements of the other tensors, which come first in a copy */
     size_t constant_bytes; /* in a copy, without links */
-    bool links;            /* the file system has hard links */
     struct hapt_checkpoint_constant constant;
+    bool waits; /* training waits for the newest checkpoint */
 };
 
 /* Call after worker_build; `folder` is the run's. Rank-local. */
@@ -47,6 +47,9 @@ enum hapt_status saver_prepare(struct saver *saver, struct worker *worker, const
  * thread, or prints why not. `held_out` may be NULL. Collective over env->world; ends in agreement. */
 enum hapt_status saver_open(struct saver *saver, const struct hapt_config *config, struct hapt_data *data,
                             struct hapt_data *held_out, const struct hapt_checkpoint *checkpoint, bool several);
+/* Decides whether later checkpoints link to the constant tensors of the first one, or of `checkpoint` (may be NULL),
+ * from which the run resumed (save_constant.c). Otherwise each has its own. Collective over env->world. */
+enum hapt_status saver_find_links(struct saver *saver, const struct hapt_checkpoint *checkpoint);
 /* Warns if the data, or the held-out data, differ from those of `checkpoint`. */
 void saver_compare_data(const struct saver *saver, const struct hapt_checkpoint *checkpoint);
 /* Waits for the checkpoint in progress, if any; unless `last`, a note says so. Collective over env->world; ends in

@@ -61,11 +61,12 @@ struct run {
     double saved_s; /* start of the last checkpoint, or of the run */
 };
 
-/* Reports the time of a checkpoint; asynchronous: twice, because one may be in progress when the last is due. */
+/* Reports the time of a checkpoint; in the background: twice, because one may be in progress when the last is due. */
 static void report_checkpoint_time(struct run *run)
 {
     const struct saver *saver = &run->saver;
-    if (saver->count > run->result->checkpoints) watch_saved(&run->watch, (saver->background ? 2 : 1) * saver->taken_s);
+    if (saver->count > run->result->checkpoints)
+        watch_saved(&run->watch, (saver->background && !saver->waits ? 2 : 1) * saver->taken_s);
     run->result->checkpoints = saver->count;
 }
 

@@ -324,7 +324,7 @@ static enum hapt_status save_constant(const char *folder, int64_t step, struct h
                                                   .constant = constant,
                                                   .context = &content};
     const enum hapt_status status = save_now(&test_env, &writer, step, &history, &path);
-    if (status == HAPT_OK) constant->step = step;
+    constant->linked = constant->linked || (status == HAPT_OK && constant->links);
     return status;
 }
 
@@ -363,7 +363,7 @@ static void check_constant(const char *folder, int64_t step)
 static void constants(void)
 {
     const char *folder = hapt_arena_printf(&arena, "%s/d/checkpoints", root);
-    struct hapt_checkpoint_constant constant = {.step = -1};
+    struct hapt_checkpoint_constant constant = {.links = true};
     for (int64_t step = 1; step <= 4; step++) {
         CHECK_OK(save_constant(folder, step, &constant));
         check_constant(folder, step);
@@ -373,17 +373,30 @@ static void constants(void)
         CHECK(file == first && constant_writes == (test_env.world_rank == 0));
         MPI_Barrier(test_env.world);
     }
-    /* The file is gone: one error, and what is there stays. */
+    /* The newest checkpoint is moved away: the next one has the file all the same. */
+    const ino_t file = constant_file(folder, 4);
+    MPI_Barrier(test_env.world);
     if (test_env.world_rank == 0)
         CHECK(rename(checkpoint_folder(&arena, folder, 4), hapt_arena_printf(&arena, "%s/elsewhere", root)) == 0);
     MPI_Barrier(test_env.world);
-    CHECK(save_constant(folder, 5, &constant) == HAPT_ERR_IO);
-    hapt_fail_reset();
+    CHECK_OK(save_constant(folder, 5, &constant));
+    CHECK(constant_file(folder, 5) == file);
+    check_constant(folder, 5);
+    /* Its own name is gone: one error, and what is there stays. */
     MPI_Barrier(test_env.world);
-    check_constant(hapt_arena_printf(&arena, "%s/elsewhere", root), 4);
-    constant.step = -1;
-    CHECK_OK(save_constant(folder, 6, &constant));
-    check_constant(folder, 6);
+    if (test_env.world_rank == 0)
+        CHECK(unlink(hapt_arena_printf(&arena, "%s/.constant-0001-%016llx.h5", folder,
+                                       (unsigned long long)constant.checksum)) == 0);
+    MPI_Barrier(test_env.world);
+    CHECK(save_constant(folder, 6, &constant) == HAPT_ERR_IO);
+    hapt_fail_reset();
+    check_constant(folder, 5);
+    /* Without links each checkpoint has its own file. */
+    constant = (struct hapt_checkpoint_constant){0};
+    CHECK_OK(save_constant(folder, 7, &constant));
+    CHECK_OK(save_constant(folder, 8, &constant));
+    check_constant(folder, 8);
+    CHECK(constant_writes == (test_env.world_rank == 0 ? 3 : 0));
 }
 
 static void make_plan(void)
