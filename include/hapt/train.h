@@ -300,8 +300,8 @@ enum hapt_status hapt_checkpoint_files(const struct hapt_checkpoint *checkpoint,
 /* Writes the checkpoint's parameters to a weights file as /parameters. One rank. */
 enum hapt_status hapt_checkpoint_export(const struct hapt_checkpoint *checkpoint, const char *path);
 
-/* A shard of weights that do not change during a run: frozen ones. Where the file system has hard links, it is written
- * once, and gets a name of its own beside the checkpoints, from which all later ones link. */
+/* A shard of frozen weights, which do not change during a run. It is written once if the file system has hard links. It
+ * then gets a name of its own beside the checkpoints, and later checkpoints link to it. */
 struct hapt_checkpoint_constant {
     bool links;             /* the file system has hard links */
     bool linked;            /* the file has that name: link it; else write it. The same on all ranks */

@@ -75,7 +75,6 @@ print(f"{sum(int(np.prod(shape)) for shape in shapes.values()) / 1e9:.3f} billio
 check(importing < 1.1 * largest + 100e6, "import holds one tensor at a time")
 
 
-
 def both(what, plan, ranks, stages, *words):
     empty, _, _ = run("tiny", ranks, stages, "tiny-" + plan, *words)
     found, planned, losses = run("large", ranks, stages, "large-" + plan, *words)
