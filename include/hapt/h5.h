@@ -63,6 +63,9 @@ bool hapt_h5_trial_read(const char *path);
 void hapt_h5_close(struct hapt_h5 *file);
 const char *hapt_h5_path(const struct hapt_h5 *file);
 
+/* Elements of a chunk of a written dataset, at most; rows are divided only if one has more. */
+enum { HAPT_H5_CHUNK_ELEMENTS = 1 << 18 };
+
 /* Datasets. Missing groups on the path are created. `units` is "" for pure numbers; NULL only for text. */
 enum hapt_status hapt_h5_write(struct hapt_h5 *file, const char *name, enum hapt_h5_type type, int dims,
                                const int64_t *shape, const void *data, const char *units);

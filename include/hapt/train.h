@@ -236,7 +236,9 @@ enum hapt_status hapt_train_write(struct hapt_h5 *file, const struct hapt_train_
 
 /* ---- Checkpoints ---- */
 
-#define HAPT_CHECKPOINT_VERSION 2 /* the newest of manifests */
+/* The newest version of manifests. 2: parameters have states of their own number (/parameter_states). Manifests without
+ * frozen parameters are still written as version 1. */
+#define HAPT_CHECKPOINT_VERSION 2
 
 /*
  * A folder checkpoints/step-N. shard-K.h5, one per stage, holds full tensors under their published names (/parameters,

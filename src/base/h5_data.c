@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_TEXT = 1 << 20, CHUNK_ELEMENTS = 1 << 18, MAX_SPARE_BYTES = 1 << 26, MAX_FILLED_BYTES = 1 << 30 };
+enum { MAX_TEXT = 1 << 20, MAX_SPARE_BYTES = 1 << 26, MAX_FILLED_BYTES = 1 << 30 };
 
 static hid_t native(enum hapt_h5_type type)
 {
@@ -45,7 +45,7 @@ static hid_t create(struct hapt_h5 *file, const char *name, hid_t type, int dims
         empty = empty || shape[i] == 0;
     }
     for (int i = dims - 1; i >= 0; i--) {
-        const int64_t room = CHUNK_ELEMENTS / rest > 1 ? CHUNK_ELEMENTS / rest : 1;
+        const int64_t room = HAPT_H5_CHUNK_ELEMENTS / rest > 1 ? HAPT_H5_CHUNK_ELEMENTS / rest : 1;
         chunk[i] = (hsize_t)(shape[i] < room ? (shape[i] > 0 ? shape[i] : 1) : room);
         rest *= (int64_t)chunk[i];
     }

@@ -6,9 +6,6 @@
 
 #define CHECKPOINT_FORMAT "hapt-checkpoint"
 #define SHARD_FORMAT "hapt-checkpoint-shard"
-/* 2: parameters have states of their own number (/parameter_states). Manifests without frozen parameters are still
- * written as version 1. */
-#define CHECKPOINT_VERSION HAPT_CHECKPOINT_VERSION
 #define SHARD_VERSION 1
 #define CHECKPOINT_LIMIT 100000 /* of checkpoints in a folder, options, shards */
 #define CHECKPOINT_SAMPLE 64    /* elements per parameter in a sampled checkpoint, at most */

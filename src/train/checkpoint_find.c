@@ -100,7 +100,7 @@ static enum hapt_status read_manifest(const char *path, struct hapt_arena *arena
     const char *manifest = hapt_arena_printf(arena, "%s/manifest.h5", path);
     if (!made->path || !manifest) return HAPT_ERR_MEMORY;
     struct hapt_h5 *file = NULL;
-    HAPT_TRY(hapt_h5_open(manifest, CHECKPOINT_FORMAT, CHECKPOINT_VERSION, false, &file));
+    HAPT_TRY(hapt_h5_open(manifest, CHECKPOINT_FORMAT, HAPT_CHECKPOINT_VERSION, false, &file));
     enum hapt_status status = hapt_h5_read_attribute_int(file, "/", "step", &made->step);
     if (status == HAPT_OK && made->step < 0)
         status = hapt_fail(HAPT_ERR_INPUT, NULL, "%s is inconsistent", hapt_h5_path(file));
@@ -218,7 +218,7 @@ bool checkpoint_is_sampled(const char *folder, int64_t step, struct hapt_arena *
                *manifest = path ? hapt_arena_printf(arena, "%s/manifest.h5", path) : NULL;
     struct hapt_h5 *file = NULL;
     int64_t sampled = 0;
-    if (!manifest || hapt_h5_open(manifest, CHECKPOINT_FORMAT, CHECKPOINT_VERSION, false, &file) != HAPT_OK ||
+    if (!manifest || hapt_h5_open(manifest, CHECKPOINT_FORMAT, HAPT_CHECKPOINT_VERSION, false, &file) != HAPT_OK ||
         !hapt_h5_has_attribute(file, "/", "sampled") ||
         hapt_h5_read_attribute_int(file, "/", "sampled", &sampled) != HAPT_OK)
         sampled = 0;
@@ -445,7 +445,7 @@ enum hapt_status hapt_checkpoint_files(const struct hapt_checkpoint *checkpoint,
     const char *path = hapt_arena_printf(arena, "%s/manifest.h5", checkpoint->path);
     if (!path) return HAPT_ERR_MEMORY;
     HAPT_TRY(check_weights(checkpoint));
-    HAPT_TRY(hapt_h5_open(path, CHECKPOINT_FORMAT, CHECKPOINT_VERSION, false, &file));
+    HAPT_TRY(hapt_h5_open(path, CHECKPOINT_FORMAT, HAPT_CHECKPOINT_VERSION, false, &file));
     const enum hapt_status status = hapt_attachments_read(file, arena, files);
     hapt_h5_close(file);
     return status;

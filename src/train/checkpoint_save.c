@@ -416,7 +416,7 @@ static enum hapt_status write_manifest(const struct hapt_checkpoint_writer *writ
     const char *path = hapt_arena_printf(arena, "%s/manifest.h5", temporary);
     if (!path) return HAPT_ERR_MEMORY;
     struct hapt_h5 *file = NULL;
-    HAPT_TRY(hapt_h5_create(path, CHECKPOINT_FORMAT, writer->parameter_states ? CHECKPOINT_VERSION : 1, &file));
+    HAPT_TRY(hapt_h5_create(path, CHECKPOINT_FORMAT, writer->parameter_states ? HAPT_CHECKPOINT_VERSION : 1, &file));
     const enum hapt_status status = fill_manifest(file, writer, step, history, size, checksum, arena);
     if (status != HAPT_OK) {
         hapt_h5_close(file);

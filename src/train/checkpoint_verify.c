@@ -86,7 +86,7 @@ static enum hapt_status verify(const char *path, struct hapt_arena *arena, struc
     struct manifest manifest = {0};
     const char *name = hapt_arena_printf(arena, "%s/manifest.h5", path);
     if (!name) return HAPT_ERR_MEMORY;
-    HAPT_TRY(hapt_h5_open(name, CHECKPOINT_FORMAT, CHECKPOINT_VERSION, false, &file));
+    HAPT_TRY(hapt_h5_open(name, CHECKPOINT_FORMAT, HAPT_CHECKPOINT_VERSION, false, &file));
     enum hapt_status status = read_manifest(file, arena, &content->step, &manifest);
     hapt_h5_close(file);
     for (int shard = 0; status == HAPT_OK && shard < manifest.shards; shard++) {

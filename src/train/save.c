@@ -50,7 +50,9 @@ static void pass_tensor(const struct saver *saver, struct stage *stage, int tens
     }
 }
 
-/* Frozen weights go to shards of their own. */
+/* Constant tensors, which are frozen weights, go to shards of their own. */
+enum group { CHANGING, CONSTANT };
+
 static bool is_constant(const struct worker *worker, int tensor)
 {
     return worker->runtime->computes && !worker->graph->tensor[tensor].trainable;
@@ -61,17 +63,17 @@ static int states_of(const struct worker *worker, int tensor, int state_count)
     return is_constant(worker, tensor) ? 0 : state_count;
 }
 
-/* Takes each tensor that the worker saves, of those that are constant or of the others, in the same order on all ranks
+/* Takes each tensor of a group that the worker saves, in the same order on all ranks
  * of its submesh: from the stage to the file (synchronous), from the stage to the copy, or from the copy to the file. A
  * rank that cannot write still takes part in all gathers. file NULL: another rank writes, or nothing is written yet. */
-static enum hapt_status pass_tensors(const struct saver *saver, bool constant, bool from_stage, float *copy,
+static enum hapt_status pass_tensors(const struct saver *saver, enum group group, bool from_stage, float *copy,
                                      struct hapt_h5 *file)
 {
     const struct worker *worker = saver->worker;
     enum hapt_status status = HAPT_OK;
     for (int t = 0; t < worker->graph->tensor_count; t++) {
         const struct hapt_tensor *parameter = &worker->graph->tensor[t];
-        if (parameter->kind != HAPT_TENSOR_PARAMETER || is_constant(worker, t) != constant) continue;
+        if (parameter->kind != HAPT_TENSOR_PARAMETER || is_constant(worker, t) != (group == CONSTANT)) continue;
         struct stage *stage = worker_stage(worker, stage_owner(worker, t));
         for (int state = -1; stage && state < states_of(worker, t, saver->state_count); state++) {
             pass_tensor(saver, stage, t, state, from_stage, copy, file, &status);
@@ -86,18 +88,18 @@ static enum hapt_status pass_tensors(const struct saver *saver, bool constant, b
 static enum hapt_status write_shard(void *context, struct hapt_h5 *file)
 {
     const struct saver *saver = context;
-    if (saver->saving.copies) return pass_tensors(saver, false, false, saver->copy, file);
+    if (saver->saving.copies) return pass_tensors(saver, CHANGING, false, saver->copy, file);
     hapt_progress_expect(saver->tensors);
-    return pass_tensors(saver, false, true, NULL, file);
+    return pass_tensors(saver, CHANGING, true, NULL, file);
 }
 
 /* Likewise. A copy has constant tensors after the others, if later checkpoints cannot link to the first one's. */
 static enum hapt_status write_constant(void *context, struct hapt_h5 *file)
 {
     const struct saver *saver = context;
-    if (saver->saving.copies) return pass_tensors(saver, true, false, saver->copy + saver->changing, file);
+    if (saver->saving.copies) return pass_tensors(saver, CONSTANT, false, saver->copy + saver->changing, file);
     hapt_progress_expect(saver->constants);
-    return pass_tensors(saver, true, true, NULL, file);
+    return pass_tensors(saver, CONSTANT, true, NULL, file);
 }
 
 /* ---- Setup ---- */
@@ -413,9 +415,9 @@ enum hapt_status saver_save(struct saver *saver, const struct hapt_history *hist
     saver->writer.shared = holds && !copies;
     if (!copies) return complete(saver, history);
     HAPT_TRY(saving_begin(&saver->saving, history->count, history, true));
-    if (holds) HAPT_TRY(pass_tensors(saver, false, true, saver->copy, NULL));
+    if (holds) HAPT_TRY(pass_tensors(saver, CHANGING, true, saver->copy, NULL));
     if (holds && saver->writer.write_constant && !saver->constant.links)
-        HAPT_TRY(pass_tensors(saver, true, true, saver->copy ? saver->copy + saver->changing : NULL, NULL));
+        HAPT_TRY(pass_tensors(saver, CONSTANT, true, saver->copy ? saver->copy + saver->changing : NULL, NULL));
     saving_copied(&saver->saving);
     return HAPT_OK;
 }

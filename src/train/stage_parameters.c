@@ -5,9 +5,8 @@
 #include "checkpoint.h"
 #include "runtime.h"
 
-/* The elements of blocks, at least one row. Rows of a block fill chunks of a dataset, which have CHUNK elements at most
- * (hapt_h5_write). */
-enum { CHUNK = 1 << 18, CHUNKS_PER_BLOCK = 4 };
+/* A block has at least one row, and the rows of whole chunks of a dataset. */
+enum { CHUNK = HAPT_H5_CHUNK_ELEMENTS, CHUNKS_PER_BLOCK = 4 };
 
 bool worker_next_block(const struct worker *worker, const struct hapt_tensor *parameter, struct hapt_rows *rows,
                        int64_t *elements)

@@ -45,18 +45,21 @@ struct content {
     int shard, shards;
 };
 
+static enum hapt_status write_value(struct hapt_h5 *file, int parameter, int state, int64_t step)
+{
+    float data[ELEMENTS];
+    const int64_t shape[2] = {3, ELEMENTS / 3};
+    char dataset[64];
+    for (int i = 0; i < ELEMENTS; i++) data[i] = value(parameter, state, step, i);
+    snprintf(dataset, sizeof dataset, state < 0 ? "/parameters/%s" : "/state%2$d/%1$s", name[parameter], state);
+    return hapt_h5_write(file, dataset, HAPT_H5_F32, 2, shape, data, "");
+}
+
 static enum hapt_status write_shard(void *context, struct hapt_h5 *file)
 {
     const struct content *content = context;
     for (int p = content->shard; p < PARAMETERS; p += content->shards)
-        for (int state = -1; state < 2; state++) {
-            float data[ELEMENTS];
-            const int64_t shape[2] = {3, ELEMENTS / 3};
-            char dataset[64];
-            for (int i = 0; i < ELEMENTS; i++) data[i] = value(p, state, content->step, i);
-            snprintf(dataset, sizeof dataset, state < 0 ? "/parameters/%s" : "/state%2$d/%1$s", name[p], state);
-            HAPT_TRY(hapt_h5_write(file, dataset, HAPT_H5_F32, 2, shape, data, ""));
-        }
+        for (int state = -1; state < 2; state++) HAPT_TRY(write_value(file, p, state, content->step));
     return HAPT_OK;
 }
 
@@ -270,13 +273,8 @@ static void full_disk(void)
 static enum hapt_status write_first(void *context, struct hapt_h5 *file)
 {
     const struct content *content = context;
-    const int64_t shape[2] = {3, ELEMENTS / 3};
-    for (int p = 0; p < PARAMETERS - 1 && file; p++)
-        for (int state = -1; state < 2; state++) {
-            float data[ELEMENTS];
-            for (int i = 0; i < ELEMENTS; i++) data[i] = value(p, state, content->step, i);
-            HAPT_TRY(hapt_h5_write(file, checkpoint_dataset(&arena, name[p], state), HAPT_H5_F32, 2, shape, data, ""));
-        }
+    for (int p = 0; p < PARAMETERS - 1; p++)
+        for (int state = -1; state < 2; state++) HAPT_TRY(write_value(file, p, state, content->step));
     return HAPT_OK;
 }
 
@@ -284,14 +282,9 @@ static int constant_writes;
 
 static enum hapt_status write_last(void *context, struct hapt_h5 *file)
 {
-    const int64_t shape[2] = {3, ELEMENTS / 3};
-    float data[ELEMENTS];
     (void)context;
     constant_writes++;
-    for (int i = 0; i < ELEMENTS; i++) data[i] = value(PARAMETERS - 1, -1, 0, i);
-    return file ? hapt_h5_write(file, checkpoint_dataset(&arena, name[PARAMETERS - 1], -1), HAPT_H5_F32, 2, shape, data,
-                                "")
-                : HAPT_OK;
+    return write_value(file, PARAMETERS - 1, -1, 0);
 }
 
 static enum hapt_status save_constant(const char *folder, int64_t step, struct hapt_checkpoint_constant *constant)
