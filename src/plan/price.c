@@ -1,5 +1,5 @@
 /* Prices given stages with the objective, HAPT (13), without a search. */
-#include "hapt/plan.h"
+#include "plan_private.h"
 
 #include "hapt/memory.h"
 
@@ -307,12 +307,23 @@ enum hapt_status hapt_plan_period(const struct hapt_plan *plan, double *period_s
     return status;
 }
 
-static enum hapt_status step_of_lists(const struct hapt_plan *plan, struct hapt_arena *scratch, double *step_s)
+static void note_slots(const struct hapt_schedule *schedule, int stages, struct plan_slots *used)
+{
+    for (int i = 0; i < stages; i++) {
+        const struct hapt_instruction_list *list = &schedule->list[schedule->submesh_of[i]];
+        if (list->slots > used[i].slots) used[i].slots = list->slots;
+        if (list->weight_slots > used[i].weight_slots) used[i].weight_slots = list->weight_slots;
+    }
+}
+
+static enum hapt_status step_of_lists(const struct hapt_plan *plan, struct hapt_arena *scratch, struct plan_slots *used,
+                                      double *step_s)
 {
     struct hapt_simulate_work work = {0};
     struct hapt_schedule *schedule;
     struct hapt_costs costs;
     HAPT_TRY(hapt_plan_lay_out(plan, scratch, &schedule, &costs));
+    if (used) note_slots(schedule, plan->stage_count, used);
     const enum hapt_status status = hapt_simulate_step(schedule, &costs, &work, step_s);
     hapt_simulate_work_release(&work);
     return status;
@@ -323,7 +334,8 @@ enum { LONG_STEP = 1 << 16 };
 
 /* Extrapolates a long step from two shorter ones of `half` and 2 `half` microbatches, because it is periodic. `half`
  * is a multiple of a launch round. */
-static enum hapt_status extrapolate(const struct hapt_plan *plan, int half, struct hapt_arena *scratch, double *step_s)
+static enum hapt_status extrapolate(const struct hapt_plan *plan, int half, struct hapt_arena *scratch,
+                                    struct plan_slots *used, double *step_s)
 {
     struct hapt_plan part = *plan;
     double part_s[2];
@@ -336,7 +348,7 @@ static enum hapt_status extrapolate(const struct hapt_plan *plan, int half, stru
                 plan->stage[i].step_s / part.microbatches - plan->stage[i].step_s / plan->microbatches;
             if (plan->schedule == HAPT_SCHEDULE_GPIPE) part.stage[i].warmup = part.microbatches;
         }
-        HAPT_TRY(step_of_lists(&part, scratch, &part_s[k]));
+        HAPT_TRY(step_of_lists(&part, scratch, used, &part_s[k]));
     }
     *step_s = part_s[1] + (plan->microbatches - 2.0 * half) * (part_s[1] - part_s[0]) / half;
     return HAPT_OK;
@@ -349,12 +361,19 @@ static int launch_round(const struct hapt_plan *plan)
     return plan->schedule == HAPT_SCHEDULE_GPIPE ? 1 : plan->stage[0].warmup;
 }
 
-static enum hapt_status simulated_step(const struct hapt_plan *plan, struct hapt_arena *scratch, double *step_s)
+enum hapt_status plan_simulate_slots(const struct hapt_plan *plan, struct hapt_arena *scratch, struct plan_slots *used,
+                                     double *step_s)
 {
+    if (used) memset(used, 0, (size_t)plan->stage_count * sizeof *used);
     const int round = launch_round(plan);
     if (plan->microbatches > LONG_STEP && round <= LONG_STEP / 64)
-        return extrapolate(plan, LONG_STEP / 16 / round * round, scratch, step_s);
-    return step_of_lists(plan, scratch, step_s);
+        return extrapolate(plan, LONG_STEP / 16 / round * round, scratch, used, step_s);
+    return step_of_lists(plan, scratch, used, step_s);
+}
+
+static enum hapt_status simulated_step(const struct hapt_plan *plan, struct hapt_arena *scratch, double *step_s)
+{
+    return plan_simulate_slots(plan, scratch, NULL, step_s);
 }
 
 /* The step with the work once a step, and without, apart from the exchange of tied gradients. */
@@ -389,7 +408,7 @@ enum hapt_status hapt_plan_estimate(const struct hapt_plan *plan, int microbatch
                                     double *step_s)
 {
     const int round = launch_round(plan), half = (microbatches + round - 1) / round * round;
-    return 4 * half < plan->microbatches ? extrapolate(plan, half, scratch, step_s)
+    return 4 * half < plan->microbatches ? extrapolate(plan, half, scratch, NULL, step_s)
                                          : simulated_step(plan, scratch, step_s);
 }
 

@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "hapt/plan.h"
+#include "plan_private.h"
 
 static enum hapt_status check_known(const struct hapt_profile *profile, const struct hapt_plan *plan)
 {
@@ -81,11 +81,11 @@ static void grant_slots(struct hapt_plan *plan, int wanted, bool more)
     }
 }
 
-static enum hapt_status simulate(const struct hapt_plan *plan, double *step_s)
+static enum hapt_status simulate(const struct hapt_plan *plan, struct plan_slots *used, double *step_s)
 {
     struct hapt_arena scratch;
     hapt_arena_init(&scratch);
-    const enum hapt_status status = hapt_plan_estimate(plan, plan->microbatches, &scratch, step_s);
+    const enum hapt_status status = plan_simulate_slots(plan, &scratch, used, step_s);
     hapt_arena_release(&scratch);
     return status;
 }
@@ -107,42 +107,61 @@ static enum hapt_status drop_unused_slots(struct hapt_plan *plan, struct hapt_ar
 /* Sets of slots that were tried. */
 struct grants {
     int count, stages;
-    int *slots; /* [MOST_GRANTS][stages][slots, weight slots] */
+    bool alone;                        /* every stage has a submesh of its own */
+    struct plan_slots *granted, *used; /* [MOST_GRANTS + 1][stages] */
 };
 enum { MOST_GRANTS = 64 }; /* two for each power of two up to the most microbatches */
 
-/* Notes the plan's slots; false: they were tried before. */
-static bool note_grant(struct grants *grants, const struct hapt_plan *plan)
+/* True if lists with this number of slots are those with `before`, of which they used `used`. */
+static bool is_like(int now, int before, int used)
 {
-    const size_t row = 2 * (size_t)grants->stages;
-    int *const own = &grants->slots[(size_t)grants->count * row];
-    for (int i = 0; i < grants->stages; i++) {
-        own[2 * i] = plan->stage[i].slots;
-        own[2 * i + 1] = plan->stage[i].weight_slots;
-    }
+    return now == before || (now > before && before > used);
+}
+
+static bool gives_same_lists(const struct grants *grants, const struct plan_slots *own, int k)
+{
+    const struct plan_slots *granted = &grants->granted[k * grants->stages], *used = &grants->used[k * grants->stages];
+    bool same = true;
+    for (int i = 0; i < grants->stages && same; i++)
+        same = grants->alone ? is_like(own[i].slots, granted[i].slots, used[i].slots) &&
+                                   is_like(own[i].weight_slots, granted[i].weight_slots, used[i].weight_slots)
+                             : own[i].slots == granted[i].slots && own[i].weight_slots == granted[i].weight_slots;
+    return same;
+}
+
+/* Notes the plan's slots; *used: room for those of its lists. False: lists with these slots were tried before. */
+static bool note_grant(struct grants *grants, const struct hapt_plan *plan, struct plan_slots **used)
+{
+    struct plan_slots *const own = &grants->granted[grants->count * grants->stages];
+    *used = &grants->used[grants->count * grants->stages];
+    for (int i = 0; i < grants->stages; i++)
+        own[i] = (struct plan_slots){plan->stage[i].slots, plan->stage[i].weight_slots};
     for (int k = 0; k < grants->count; k++)
-        if (memcmp(&grants->slots[(size_t)k * row], own, row * sizeof *own) == 0) return false;
+        if (gives_same_lists(grants, own, k)) return false;
     grants->count++;
     return true;
 }
 
 /* Tries 1, 2, 4, ... and B passes that may wait, each with slots of their own and without. More do not always help: a
- * pass that waits for an idle time may end the step. */
+ * pass that waits for an idle time may end the step. Lists that use fewer slots than they may are those of any larger
+ * number, and are not made again. */
 static enum hapt_status choose_slots(struct hapt_plan *plan, struct hapt_arena *scratch)
 {
     const int S = plan->stage_count, B = plan->microbatches;
     struct hapt_plan_stage *best;
-    struct grants grants = {.stages = S};
+    struct grants grants = {.stages = S, .alone = plan->submesh_count == S};
     HAPT_NEW(best, scratch, S);
-    HAPT_NEW(grants.slots, scratch, (MOST_GRANTS + 1) * 2 * S);
+    HAPT_NEW(grants.granted, scratch, (MOST_GRANTS + 1) * S);
+    HAPT_NEW(grants.used, scratch, (MOST_GRANTS + 1) * S);
     memcpy(best, plan->stage, (size_t)S * sizeof *best);
     for (int wanted = 2, last = B < 2; !last; wanted = 2 * wanted < B ? 2 * wanted : B) {
         last = wanted >= B;
         for (int more = 0; more < (hapt_schedule_loops(plan->schedule) ? 1 : 2); more++) {
+            struct plan_slots *used;
             double step_s;
             grant_slots(plan, wanted < B ? wanted : B, more);
-            if (!note_grant(&grants, plan)) continue;
-            HAPT_TRY(simulate(plan, &step_s));
+            if (!note_grant(&grants, plan, &used)) continue;
+            HAPT_TRY(simulate(plan, used, &step_s));
             if (hapt_at_most(plan->simulated_s, step_s)) continue;
             plan->simulated_s = step_s;
             memcpy(best, plan->stage, (size_t)S * sizeof *best);

@@ -15,8 +15,13 @@ holds() {
 passes 1 model gpt --layers 8 --hidden 1024 --heads 16 --sequence 512 --vocab 8000 --microbatch 8 --dtype bf16 --output "$model"
 passes 1 profile --input "$model" --cluster "$clusters/a100x1-v100x1.json" --predict --output "$P"
 
-# text: a line for every system and ablation, with its schedule. Loops take most of the time (HAPT_LONG).
-passes 1 plan --profile "$P" --microbatches 16 --compare $([ -n "${HAPT_LONG:-}" ] || echo --loops 1)
+# text: a line for every system and ablation, with its schedule. Loops take most of the time (HAPT_LONG), then large clusters.
+if [ -n "${HAPT_LONG:-}" ]; then
+    passes 1 plan --profile "$P" --microbatches 16 --compare
+else
+    passes 1 profile --input "$model" --cluster "$clusters/a100x1-v100x1of4.json" --predict --output "$scratch/few.h5"
+    passes 1 plan --profile "$scratch/few.h5" --microbatches 16 --compare --loops 1
+fi
 for row in 'hapt +(h1f1b|looped)' 'hexiscale +1f1b' 'alpa +eager1f1b' 'megatron +(1f1b|interleaved)' 'even +h1f1b' 'granularity 8 +h1f1b' \
     'pfeife +h1f1b' 'deepspeed +1f1b' 'colossal +1f1b' 'granularity 48 +h1f1b' 'ignore-communication +h1f1b' 'schedule gpipe +gpipe'; do
     checks=$((checks + 1))

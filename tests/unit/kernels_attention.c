@@ -18,6 +18,7 @@ static void attention_reference(const struct problem *problem, double *out)
     const int64_t width = problem->input[0]->view.shape[2] / 3, head = width / heads;
     const double *qkv = problem->input[0]->value;
     double *weight = malloc((size_t)length * sizeof *weight), *lse = out + batch * length * width;
+    memset(out, 0, (size_t)(batch * length * width) * sizeof *out);
     for (int64_t b = 0; b < batch; b++)
         for (int64_t h = 0; h < heads; h++)
             for (int64_t i = 0; i < length; i++) {
@@ -31,11 +32,11 @@ static void attention_reference(const struct problem *problem, double *out)
                     weight[j] = exp(dot / sqrt((double)head)); /* small inputs: no overflow in double */
                     total += weight[j];
                 }
-                for (int64_t c = 0; c < head; c++) {
-                    double sum = 0;
-                    for (int64_t j = 0; j < end; j++)
-                        sum += weight[j] / total * qkv[(b * length + j) * 3 * width + 2 * width + h * head + c];
-                    out[(b * length + i) * width + h * head + c] = sum;
+                for (int64_t j = 0; j < end; j++) {
+                    const double share = weight[j] / total;
+                    for (int64_t c = 0; c < head; c++)
+                        out[(b * length + i) * width + h * head + c] +=
+                            share * qkv[(b * length + j) * 3 * width + 2 * width + h * head + c];
                 }
                 lse[(b * heads + h) * length + i] = log(total);
             }
@@ -228,6 +229,7 @@ static void grouped_reference(const struct problem *problem, double *out)
     const int64_t q_width = problem->input[0]->view.shape[2], kv_width = problem->input[1]->view.shape[2];
     const int64_t head = q_width / heads, shared = heads / kv_heads;
     double *weight = malloc((size_t)length * sizeof *weight), *lse = out + batch * length * q_width;
+    memset(out, 0, (size_t)(batch * length * q_width) * sizeof *out);
     for (int64_t b = 0; b < batch; b++)
         for (int64_t h = 0; h < heads; h++)
             for (int64_t i = 0; i < length; i++) {
@@ -244,11 +246,10 @@ static void grouped_reference(const struct problem *problem, double *out)
                     weight[j] = exp(cap > 0 ? cap * tanh(dot * scale / cap) : dot * scale);
                     total += weight[j];
                 }
-                for (int64_t c = 0; c < head; c++) {
-                    double sum = 0;
-                    for (int64_t j = start; j < end; j++)
-                        sum += weight[j] / total * problem->input[2]->value[(b * length + j) * kv_width + own + c];
-                    out[(b * length + i) * q_width + h * head + c] = sum;
+                for (int64_t j = start; j < end; j++) {
+                    const double *v = problem->input[2]->value + (b * length + j) * kv_width + own;
+                    const double share = weight[j] / total;
+                    for (int64_t c = 0; c < head; c++) out[(b * length + i) * q_width + h * head + c] += share * v[c];
                 }
                 lse[(b * heads + h) * length + i] = log(total);
             }

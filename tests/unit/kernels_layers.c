@@ -168,11 +168,12 @@ static void norm_reference(const struct problem *p, double *out)
     for (int64_t r = 0; r < rows; r++) {
         const double *x = p->input[0]->value + r * columns;
         double mean = 0, variance = 0;
-        for (int64_t c = 0; c < columns; c++) mean += x[c] / (double)columns;
-        for (int64_t c = 0; c < columns; c++) variance += (x[c] - mean) * (x[c] - mean) / (double)columns;
+        for (int64_t c = 0; c < columns; c++) mean += x[c];
+        mean /= (double)columns;
+        for (int64_t c = 0; c < columns; c++) variance += (x[c] - mean) * (x[c] - mean);
+        const double scale = 1 / sqrt(variance / (double)columns + p->real[0]);
         for (int64_t c = 0; c < columns; c++)
-            out[r * columns + c] =
-                (x[c] - mean) / sqrt(variance + p->real[0]) * p->input[1]->value[c] + p->input[2]->value[c];
+            out[r * columns + c] = (x[c] - mean) * scale * p->input[1]->value[c] + p->input[2]->value[c];
     }
 }
 
