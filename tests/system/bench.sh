@@ -27,6 +27,9 @@ section 2 '^[12] threads: update @ GB/s, memory @ GB/s: median ratio @, least @$
 section 6 '^  autohete +@ +@/@/@( +@){4}$' run autohete
 if [ "${HAPT_LONG:-0}" != 0 ]; then # half a minute, and 12 to 3 s each
     section 4 '^[24] : 1: (even split|best split by hand) / hapt: median @ ' run finetune
+    if [ -n "${HAPT_TRANSFORMERS:-}" ]; then
+        section 2 '^(fp32|bf16): transformers / hapt: median @ ' run published
+    fi
     section 1 '^each at its best rows: hapt first on [01] of 1; least @, quartiles @ @ @, most @$' compare table
     section 1 '^gpt2-124m: a plan at 2 of 2 sizes; worst cliff @; the best single choice takes @ to @ times as long$' memory
     section 4 '^on the (device|host), (in-order|priority): measured / predicted: median @' run priority
