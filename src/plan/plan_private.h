@@ -1,4 +1,4 @@
-/* What the files of this folder share: parts of plan files, and the slots of lists. */
+/* Functions that the files of this folder share: parts of plan files, and the slots of lists. */
 #ifndef HAPT_PLAN_PRIVATE_H
 #define HAPT_PLAN_PRIVATE_H
 
