@@ -28,6 +28,7 @@ struct rows {
     bool quietly;                  /* "no plan" is not printed */
     bool keeps_all;                /* plans keep all on the devices */
     bool kept_is_known;            /* such plans were searched before */
+    bool lone_choice;              /* plans have the choice of plan_state_on_hosts only */
     double known_s;                /* the step of the best plan so far; 0: there is none */
     double bound_s;                /* no plan without loops of the rows so far takes less */
     bool loops;                    /* the last plan has loops, and so no bound */
@@ -154,7 +155,7 @@ static enum hapt_status prepare_tried(struct rows *rows, const struct hapt_plann
         its[count] = (struct hapt_profile_case){.microbatches = one[count]->microbatches,
                                                 .model = one[count]->planning.model,
                                                 .layers = one[count]->planning.layers,
-                                                .kept = rows->kept[k]};
+                                                .kept = rows->lone_choice ? NULL : rows->kept[k]};
         place[count++] = k;
     }
     HAPT_TRY(hapt_phase_profiles(rows->env, rows->config, from->cluster, its, count, true, rows->arena));
@@ -222,7 +223,7 @@ static enum hapt_status plan_together(struct rows *rows, struct rows_case *best)
     HAPT_TRY(hapt_env_agree(rows->env->world,
                             hapt_phase_strategy(rows->config, first->profile, first->layers, rows->arena, &options)));
     options.search.may_fail = rows->quietly;
-    options.search.known_s = rows->known_s;
+    options.search.known_s = rows->lone_choice ? 0 : rows->known_s;
     struct hapt_progress progress;
     hapt_progress_init(&progress, rows->env, "planning", 0);
     const enum hapt_status status = hapt_plan_search_batchings(rows->env->world, rows->batching, rows->count,
@@ -262,8 +263,8 @@ static void say_rows(const struct rows *rows, const struct rows_case *best)
     if (numbers > 1) hapt_note(rows->env, "rows of a microbatch: %d, the best of %s\n", best->rows, with);
 }
 
-static const char *const saving[] = {"recompute", "offload"};
-enum { SAVING = sizeof saving / sizeof *saving };
+enum { RECOMPUTE, OFFLOAD, SAVING };
+static const char *const saving[SAVING] = {[RECOMPUTE] = "recompute", [OFFLOAD] = "offload"};
 
 /* Which of these options decide by themselves. */
 static bool find_auto(const struct hapt_config *config, bool is_auto[SAVING])
@@ -351,10 +352,14 @@ static enum hapt_status find_floors(struct rows *rows)
         "MPI_Allreduce");
 }
 
+/* As HAPT_PHASE_MEMORY_WORTH, for one choice alone, which takes less time to search. */
+#define LONE_WORTH 1.01
+
 /* If some rows have no candidates, neither has a multiple of them, which takes more memory (least_without). */
 static bool may_be_shorter(const struct rows *rows, int k)
 {
     if (rows->least_without > 0 && rows->listed[k].rows % rows->least_without == 0) return false;
+    if (rows->lone_choice && rows->known_s <= LONE_WORTH * rows->floor_s[k]) return false;
     return rows->known_s == 0 || !is_excluded(rows, k, rows->known_s);
 }
 
@@ -467,6 +472,23 @@ static enum hapt_status plan_without(struct rows *rows, const struct hapt_planni
     return decide(rows, is_auto, "auto");
 }
 
+/* Plans whose stages keep all activations (unless --recompute is given) and have their optimizer state on the hosts.
+ * The phases before may have passed over them: these consider the state on the hosts if the formula says that devices
+ * lack memory, and a search of many choices improves fewer plans of each. Here the search improves plans as if none
+ * was known before. */
+static enum hapt_status plan_state_on_hosts(struct rows *rows, const struct hapt_planning *planning,
+                                            const bool is_auto[SAVING], struct rows_case *best)
+{
+    const double bound_s = rows->bound_s;
+    HAPT_TRY(decide(rows, is_auto, "no"));
+    HAPT_TRY(hapt_env_agree(rows->env->world, hapt_config_decide(rows->config, saving[OFFLOAD], "optimizer")));
+    rows->lone_choice = true;
+    HAPT_TRY(try_rows(rows, planning, best));
+    rows->lone_choice = false;
+    rows->bound_s = bound_s; /* of all choices */
+    return decide(rows, is_auto, "auto");
+}
+
 /* Plans by predicted profiles. */
 static enum hapt_status plan_predicted(struct rows *rows, const struct hapt_planning *planning, struct rows_case *best)
 {
@@ -475,7 +497,9 @@ static enum hapt_status plan_predicted(struct rows *rows, const struct hapt_plan
     HAPT_TRY(plan_without(rows, planning, is_auto, best, &enough));
     if (enough) return HAPT_OK;
     rows->kept_is_known = true;
-    return try_rows(rows, planning, best);
+    HAPT_TRY(try_rows(rows, planning, best));
+    rows->kept_is_known = false;
+    return rows->known_s > 0 && is_auto[OFFLOAD] ? plan_state_on_hosts(rows, planning, is_auto, best) : HAPT_OK;
 }
 
 /* Plans all numbers of rows; the rows with the shortest plan become *best. */

@@ -19,6 +19,24 @@ assert plan["simulated_s"] <= limit_s, plan["simulated_s"]
 assert sys.argv[3] == "-" or 0 <= plan["bound_gap"] <= float(sys.argv[3]), plan["bound_gap"]
 PY
 }
+# never_slower MODEL GB: on devices of so much memory, the plan with all choices is no slower than all optimizer state on the hosts.
+never_slower() {
+    local choice steps=()
+    "$HAPT" model "$1" --output "$scratch/model.h5" >/dev/null || { fail "no $1"; return; }
+    python3 - $cluster "$2 GB" >"$scratch/cluster.json" <<'PY'
+import json, sys
+cluster = json.load(open(sys.argv[1]))
+for subcluster in cluster["subclusters"]:
+    subcluster["memory"] = sys.argv[2]
+print(json.dumps(cluster))
+PY
+    for choice in "" "--recompute no --offload optimizer"; do
+        passes 2 plan --input "$scratch/model.h5" --cluster "$scratch/cluster.json" --global-batch 1024 $choice --json || return
+        steps+=("$(python3 -c 'import json, sys; print(json.load(sys.stdin)["simulated_s"])' <"$scratch/out")")
+    done
+    check "$1, $2 GB: ${steps[*]}" awk "BEGIN { exit !(${steps[0]} <= ${steps[1]}) }"
+}
+
 begun=$SECONDS
 plans tied "" 31.0 0.05
 [ $((SECONDS - begun)) -lt 6 ] || # some phases do not know their end
@@ -29,5 +47,7 @@ if [ "${HAPT_LONG:-0}" != 0 ]; then
     plans tied "--split-backward no" 31.1 0.05
     plans tied "--tied-exchange 16bit --split-backward no" 29.75 0.05
     plans untied "--split-backward no" 28.46 0.05
+    never_slower llama-3-8b 80
+    never_slower gpt-30b 10.7374
 fi
 finish
