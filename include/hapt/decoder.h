@@ -60,10 +60,11 @@ struct hapt_gpt2 {
 struct hapt_lora {
     int64_t rank;
     double alpha;        /* the adapter's output is scaled by alpha / rank */
+    double dropout;      /* share of the adapter's inputs that is dropped in training */
     const char *targets; /* last parts of the names of layers, separated by commas */
     int64_t layers;      /* that have an adapter so far */
 };
-/* HAPT_ERR_USAGE: not "rank=R,alpha=A,target=NAME,NAME". */
+/* HAPT_ERR_USAGE: not "rank=R,alpha=A,dropout=P,target=NAME,NAME". */
 enum hapt_status hapt_lora_parse(const char *text, struct hapt_arena *arena, struct hapt_lora *lora);
 /* True for the name of a parameter of a low-rank adapter (--lora): NAME.lora_A.weight, NAME.lora_B.weight, as in PEFT.
  */

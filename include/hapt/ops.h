@@ -63,6 +63,8 @@ struct hapt_op_type {
     bool linear;
     /* integer[0] is the number of values of a statistic over a whole microbatch: a multiple of its rows. */
     bool counts_batch;
+    /* integer[0] is a number of its own: operators that differ in it alone are equal for plans and profiles. */
+    bool numbered;
     /* The collective it runs over a mesh axis; HAPT_COLLECTIVE_NONE: it computes. */
     enum hapt_collective_kind collective;
     const char *attributes; /* documentation of integer[] and real[] */

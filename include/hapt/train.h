@@ -58,7 +58,7 @@ enum hapt_status hapt_data_open_held_out(const struct hapt_env *env, const char 
 int64_t hapt_data_held_out_rows(const struct hapt_data *data);
 void hapt_data_close(struct hapt_data *data);
 /* Reads rows [first, first + count) of a step, from the input with that role: tokens and targets [count][T] int32,
- * images [count][C][H][W] fp32, labels [count] int32. */
+ * images [count][C][H][W] fp32, labels [count] int32, row keys [count][2] int32 (of held-out rows: 0). */
 void hapt_data_read(const struct hapt_data *data, enum hapt_tensor_role role, int64_t step, int first, int count,
                     void *values);
 /* Number of targets in a step that count for the loss: the divisor of the loss sum. 1 if a step of a stream has none:

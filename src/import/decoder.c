@@ -35,7 +35,7 @@ static enum hapt_status read_sizes(struct import_shape *shape, struct hapt_decod
                          of->kv_heads == 0 ? "num_key_value_heads" : "head_dim");
     HAPT_TRY(json_options_real(options, "rms_norm_eps", 0, 0.1, is(shape, "mixtral") ? 1e-5 : 1e-6, &of->norm_epsilon));
     HAPT_TRY(json_options_bool(options, "tie_word_embeddings", is_gemma(shape), &of->tied));
-    HAPT_TRY(import_dropout(shape, "attention_dropout"));
+    HAPT_TRY(import_dropout(shape, "attention_dropout", false));
     if (of->heads % of->kv_heads != 0)
         return hapt_fail(HAPT_ERR_INPUT, NULL, "%s: %lld heads cannot share %lld heads of keys and values evenly",
                          options->path, (long long)of->heads, (long long)of->kv_heads);

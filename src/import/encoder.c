@@ -41,8 +41,8 @@ static enum hapt_status read_blocks(struct import_shape *shape, int64_t *layers,
     HAPT_TRY(json_options_need_int(options, "num_attention_heads", 1, MAX_SIZE, heads));
     HAPT_TRY(json_options_real(options, "layer_norm_eps", 0, 0.1, default_epsilon, epsilon));
     HAPT_TRY(import_gelu(shape, "hidden_act", "gelu", tanh));
-    HAPT_TRY(import_dropout(shape, "attention_probs_dropout_prob"));
-    HAPT_TRY(import_dropout(shape, "hidden_dropout_prob"));
+    HAPT_TRY(import_dropout(shape, "attention_probs_dropout_prob", false));
+    HAPT_TRY(import_dropout(shape, "hidden_dropout_prob", true));
     return import_check_heads(shape, *hidden, *heads);
 }
 
@@ -112,7 +112,7 @@ enum hapt_status import_dinov2(struct import_shape *shape, struct hapt_model **m
     json_options_drop(options, no_effect);
     HAPT_TRY(read_blocks(shape, &of.layers, &of.hidden, &of.heads, 1e-6, &of.norm_epsilon, &of.tanh));
     HAPT_TRY(json_options_real(options, "mlp_ratio", 1e-3, 1024, 4, &ratio));
-    HAPT_TRY(import_dropout(shape, "drop_path_rate"));
+    HAPT_TRY(import_dropout(shape, "drop_path_rate", false));
     HAPT_TRY(json_options_bool(options, "use_mask_token", true, &of.mask_token));
     HAPT_TRY(json_options_expect_bool(options, "use_swiglu_ffn", false));
     HAPT_TRY(read_images(shape, 14, &of));

@@ -31,9 +31,9 @@ enum hapt_status import_gpt2(struct import_shape *shape, struct hapt_model **mod
     HAPT_TRY(json_options_bool(options, "tie_word_embeddings", true, &of.tied));
     HAPT_TRY(import_gelu(shape, "activation_function", "gelu_new", &tanh));
     of.erf = !tanh;
-    HAPT_TRY(import_dropout(shape, "attn_pdrop"));
-    HAPT_TRY(import_dropout(shape, "embd_pdrop"));
-    HAPT_TRY(import_dropout(shape, "resid_pdrop"));
+    HAPT_TRY(import_dropout(shape, "attn_pdrop", false));
+    HAPT_TRY(import_dropout(shape, "embd_pdrop", true));
+    HAPT_TRY(import_dropout(shape, "resid_pdrop", true));
     HAPT_TRY(json_options_expect_bool(options, "scale_attn_weights", true));
     HAPT_TRY(json_options_expect_bool(options, "scale_attn_by_inverse_layer_idx", false));
     HAPT_TRY(json_options_finish(options));

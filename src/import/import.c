@@ -69,7 +69,7 @@ static enum hapt_status describe_adapter(const char *folder, const struct hapt_c
         json_array_append_new(targets, json_string(one));
     json_t *root = json_pack("{s:s, s:s, s:s, s:I, s:f, s:f, s:s, s:o, s:b, s:b}", "peft_type", "LORA", "task_type",
                              "CAUSAL_LM", "base_model_name_or_path", folder, "r", (json_int_t)lora.rank, "lora_alpha",
-                             lora.alpha, "lora_dropout", 0.0, "bias", "none", "target_modules", targets,
+                             lora.alpha, "lora_dropout", lora.dropout, "bias", "none", "target_modules", targets,
                              "fan_in_fan_out", 0, "inference_mode", 1);
     char *text = root ? json_dumps(root, JSON_INDENT(2)) : NULL;
     json_decref(root);

@@ -9,11 +9,14 @@ enum hapt_status import_check_count(const struct import_shape *shape, const char
                      (long long)count, what);
 }
 
-enum hapt_status import_dropout(struct import_shape *shape, const char *key)
+enum hapt_status import_dropout(struct import_shape *shape, const char *key, bool can_drop)
 {
     double share;
     HAPT_TRY(json_options_real(shape->options, key, 0, 1, 0, &share));
-    if (share > 0)
-        hapt_warn(shape->env, "%s: %s is %g, but hapt trains without dropout\n", shape->options->path, key, share);
+    if (share > 0 && !can_drop)
+        hapt_warn(shape->env, "%s: %s is %g, but hapt trains without this dropout\n", shape->options->path, key, share);
+    else if (share > 0 && !hapt_config_given(shape->config, "dropout"))
+        hapt_warn(shape->env, "%s: %s is %g: give --dropout %g to train with it\n", shape->options->path, key, share,
+                  share);
     return HAPT_OK;
 }

@@ -10,8 +10,8 @@
 static enum hapt_status check_role(const struct hapt_tensor *tensor)
 {
     const char *hint =
-        "inputs are tokens and targets ([rows][T] int32), images ([rows][C][H][W] fp32), labels ([rows] int32) "
-        "and loss_scale ([1] fp32)";
+        "inputs are tokens and targets ([rows][T] int32), images ([rows][C][H][W] fp32), labels ([rows] int32), "
+        "loss_scale ([1] fp32) and row_keys ([rows][2] int32)";
     bool fits = false;
     switch (tensor->role) {
     case HAPT_ROLE_NONE: fits = tensor->kind != HAPT_TENSOR_INPUT; break;
@@ -24,6 +24,10 @@ static enum hapt_status check_role(const struct hapt_tensor *tensor)
         break;
     case HAPT_ROLE_LABELS:
         fits = tensor->kind == HAPT_TENSOR_INPUT && tensor->dtype == HAPT_I32 && tensor->dims == 1;
+        break;
+    case HAPT_ROLE_ROW_KEYS:
+        fits = tensor->kind == HAPT_TENSOR_INPUT && tensor->dtype == HAPT_I32 && tensor->dims == 2 &&
+               tensor->shape[1] == 2;
         break;
     case HAPT_ROLE_LOSS_SCALE:
         fits = tensor->kind == HAPT_TENSOR_INPUT && tensor->dtype == HAPT_F32 && hapt_tensor_elements(tensor) == 1;

@@ -39,6 +39,18 @@ static enum hapt_status infer_softcap(const struct hapt_graph *graph, const stru
     return op->real[0] > 0 && isfinite(op->real[0]) ? HAPT_OK : hapt_op_bad_attribute(op, "its limit is not positive");
 }
 
+static enum hapt_status infer_dropout(const struct hapt_graph *graph, const struct hapt_op *op,
+                                      struct hapt_tensor *output)
+{
+    (void)output;
+    if (graph->tensor[op->input[1]].shape[1] != 2) return hapt_op_bad_attribute(op, "a key is not two numbers");
+    if (op->integer[0] < 0 || op->integer[0] > UINT32_MAX)
+        return hapt_op_bad_attribute(op, "its number does not fit in 32 bits");
+    return op->real[0] >= 0 && op->real[0] < 1
+               ? HAPT_OK
+               : hapt_op_bad_attribute(op, "the share that it drops is not between 0 and 1");
+}
+
 static enum hapt_status infer_class_and_mean(const struct hapt_graph *graph, const struct hapt_op *op,
                                              struct hapt_tensor *output)
 {
@@ -124,6 +136,10 @@ const struct hapt_op_type hapt_ops_decoder[] = {
      .attributes = "x, w, bias -> y = x w' + bias; w is frozen and packed (packing.h): blocks of 32 columns"},
     {.name = "linear_packed_dx", .signature = "...o,ogw!->...i/g", .dtypes = "cf->c", .heavy = true, .product = true, .packed = 1,
      .flops = flops_linear_packed, .pass_bytes = bytes_linear_packed, .attributes = "dy, w -> dx"},
+    {.name = "dropout", .signature = "bt!d!,bk!->bt!d!", .dtypes = "ci->c", .flops_per_element = 25, .numbered = true,
+     .infer = infer_dropout, .backward = "dropout", .backward_operands = "d1>0",
+     .attributes = "x, keys [b][2] -> x / (1 - p) where it is kept, else 0, as random numbers of the key say (philox.h); "
+                   "the key 0 0: x. integer[0] number of the operator in the model, real[0] p"},
     {.name = NULL},
 };
 /* clang-format on */

@@ -172,6 +172,28 @@ enum hapt_status zoo_linear(struct zoo *zoo, const char *prefix, int64_t in, int
     return zoo_adapt(zoo, prefix, in, out, x, y);
 }
 
+enum hapt_status zoo_take_dropout(struct zoo *zoo, const struct hapt_config *config, struct hapt_arena *arena,
+                                  struct hapt_model *model)
+{
+    char text[32];
+    if (!hapt_config_given(config, "dropout")) return HAPT_OK;
+    zoo->dropout = hapt_config_real(config, "dropout");
+    snprintf(text, sizeof text, "%.9g", zoo->dropout);
+    return hapt_model_set(model, arena, "dropout", text);
+}
+
+enum hapt_status zoo_drop(struct zoo *zoo, const char *name, double share, int x, int *y)
+{
+    const int64_t number[HAPT_MAX_ATTRIBUTES] = {zoo->dropouts};
+    const double real[HAPT_MAX_ATTRIBUTES] = {share};
+    *y = x;
+    if (share == 0) return HAPT_OK;
+    if (zoo->dropouts++ == 0)
+        HAPT_TRY(
+            zoo_input(zoo, "row_keys", HAPT_ROLE_ROW_KEYS, HAPT_I32, 2, (int64_t[]){zoo->rows, 2}, &zoo->row_keys));
+    return hapt_graph_add_op(zoo->graph, "dropout", name, (int[]){x, zoo->row_keys}, 2, number, real, y);
+}
+
 enum hapt_status zoo_add(struct zoo *zoo, const char *name, int a, int b, int *y)
 {
     return hapt_graph_add_op(zoo->graph, "add", name, (int[]){a, b}, 2, NULL, NULL, y);

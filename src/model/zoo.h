@@ -48,6 +48,9 @@ struct zoo {
     int64_t layers, hidden, heads, sequence, vocab, rows;
     struct hapt_lora *lora; /* NULL: no adapters */
     struct zoo_frozen frozen;
+    double dropout; /* zoo_take_dropout */
+    int dropouts;   /* operators so far */
+    int row_keys;   /* their input, once there is one */
 };
 
 /* Reads --dtype and the sizes, and records them and the options in `numbers` (ended by NULL) as the model's settings.
@@ -84,6 +87,11 @@ enum hapt_status zoo_record_lora(const struct zoo *zoo, const struct hapt_config
                                  struct hapt_model *model);
 /* *y += the adapter of layer `prefix`, if it is a target: of x [...][in], *y [...][out]. */
 enum hapt_status zoo_adapt(struct zoo *zoo, const char *prefix, int64_t in, int64_t out, int x, int *y);
+/* Reads --dropout, and records it if it is given: for families that use it. */
+enum hapt_status zoo_take_dropout(struct zoo *zoo, const struct hapt_config *config, struct hapt_arena *arena,
+                                  struct hapt_model *model);
+/* *y: a share of x [rows][T][d] is dropped in training; x itself if the share is 0. */
+enum hapt_status zoo_drop(struct zoo *zoo, const char *name, double share, int x, int *y);
 enum hapt_status zoo_add(struct zoo *zoo, const char *name, int a, int b, int *y);
 /* Adds the whole forward graph of a decoder (zoo_decoder.c). */
 enum hapt_status zoo_decoder(struct zoo *zoo, const struct hapt_decoder *of);

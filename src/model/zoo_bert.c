@@ -1,7 +1,7 @@
 /*
  * BERT (Devlin et al. 2018) for masked language modelling: learned positions, post-LN encoder with attention in both
  * directions, and an erf-GELU feed-forward of width 4 d. The output layer is a transform and the word embeddings (with
- * --tied-embeddings no, a separate matrix). Token types only in imported models. No dropout.
+ * --tied-embeddings no, a separate matrix). Token types only in imported models. Attention has no dropout.
  *
  * bert-moe (HAP table 1): every second feed-forward is a mixture of experts as in GShard. Each expert is a feed-forward
  * of width 4 d. The gate has no bias: the top k of a softmax over all experts, scaled to sum 1. No auxiliary loss. No
@@ -44,9 +44,11 @@ static enum hapt_status linear(struct bert *bert, const char *suffix, int64_t in
     return zoo_linear(&bert->zoo, path(bert, suffix), in, out, WEIGHT_STD, true, x, y);
 }
 
-/* x <- layer norm of x + y */
-static enum hapt_status add_and_norm(struct bert *bert, const char *residual, const char *norm, int y, int *x)
+/* x <- layer norm of x + y, of which a share is dropped */
+static enum hapt_status add_and_norm(struct bert *bert, const char *dropout, const char *residual, const char *norm,
+                                     int y, int *x)
 {
+    HAPT_TRY(zoo_drop(&bert->zoo, path(bert, dropout), bert->zoo.dropout, y, &y));
     HAPT_TRY(zoo_add(&bert->zoo, path(bert, residual), *x, y, x));
     return zoo_layer_norm(&bert->zoo, path(bert, norm), bert->zoo.hidden, bert->norm_epsilon, *x, x);
 }
@@ -61,7 +63,8 @@ static enum hapt_status attention(struct bert *bert, int *x)
     HAPT_TRY(hapt_graph_add_op(bert->zoo.graph, "grouped_attention", path(bert, "attention.self"), qkv, 3, heads, NULL,
                                output));
     HAPT_TRY(linear(bert, "attention.output.dense", d, d, output[0], &y));
-    return add_and_norm(bert, "attention.output.residual", "attention.output.LayerNorm", y, x);
+    return add_and_norm(bert, "attention.output.dropout", "attention.output.residual", "attention.output.LayerNorm", y,
+                        x);
 }
 
 static enum hapt_status feed_forward(struct bert *bert, int x, int *y)
@@ -116,7 +119,7 @@ static enum hapt_status layer(struct bert *bert, int64_t index, int *x)
         HAPT_TRY(mixture(bert, *x, &y));
     else
         HAPT_TRY(feed_forward(bert, *x, &y));
-    return add_and_norm(bert, "output.residual", "output.LayerNorm", y, x);
+    return add_and_norm(bert, "output.dropout", "output.residual", "output.LayerNorm", y, x);
 }
 
 /* Adds the first row of the token types' table to *x. */
@@ -143,7 +146,8 @@ static enum hapt_status embeddings(struct bert *bert, int *words, int *targets, 
     input[1] = *words;
     HAPT_TRY(hapt_graph_add_op(zoo->graph, "embedding", "bert.embeddings", input, 3, NULL, NULL, x));
     if (bert->types > 0) HAPT_TRY(add_token_type(bert, x));
-    return zoo_layer_norm(zoo, "bert.embeddings.LayerNorm", d, bert->norm_epsilon, *x, x);
+    HAPT_TRY(zoo_layer_norm(zoo, "bert.embeddings.LayerNorm", d, bert->norm_epsilon, *x, x));
+    return zoo_drop(zoo, "bert.embeddings.dropout", zoo->dropout, *x, x);
 }
 
 static enum hapt_status head(struct bert *bert, int words, int targets, int x)
@@ -197,6 +201,7 @@ enum hapt_status hapt_zoo_bert(const struct hapt_config *config, struct hapt_are
     static const char *const numbers[] = {"layers", "hidden", "heads", "sequence", "vocab", "microbatch", NULL};
     struct bert bert = {.tied = hapt_config_bool(config, "tied-embeddings")};
     HAPT_TRY(zoo_begin(&bert.zoo, config, numbers, arena, model));
+    HAPT_TRY(zoo_take_dropout(&bert.zoo, config, arena, model));
     set_shape(&bert);
     HAPT_TRY(check(&bert));
     HAPT_TRY(hapt_model_set(model, arena, "tied-embeddings", bert.tied ? "yes" : "no"));
@@ -220,6 +225,7 @@ enum hapt_status hapt_bert_build(const char *family, const struct hapt_bert *of,
                         .tied = of->tied};
     HAPT_TRY(hapt_model_begin(family, config, arena, &built));
     HAPT_TRY(zoo_open(&bert.zoo, config, arena, built));
+    HAPT_TRY(zoo_take_dropout(&bert.zoo, config, arena, built));
     bert.zoo.layers = of->layers;
     bert.zoo.hidden = of->hidden;
     bert.zoo.heads = of->heads;
@@ -246,6 +252,7 @@ enum hapt_status hapt_zoo_bert_moe(const struct hapt_config *config, struct hapt
     bert.experts = hapt_config_int(config, "experts");
     bert.top_k = hapt_config_int(config, "top-k");
     HAPT_TRY(zoo_begin(&bert.zoo, config, numbers, arena, model));
+    HAPT_TRY(zoo_take_dropout(&bert.zoo, config, arena, model));
     set_shape(&bert);
     HAPT_TRY(check(&bert));
     HAPT_TRY(hapt_model_set(model, arena, "tied-embeddings", bert.tied ? "yes" : "no"));

@@ -1,7 +1,7 @@
 /*
  * GPT-2: learned positions, pre-LN blocks of causal attention and a tanh-GELU feed-forward of width 4 d, final layer
- * norm, output layer optionally tied to the token embedding. No dropout. Parameter names and layouts ([in][out]) are
- * GPT-2's.
+ * norm, output layer optionally tied to the token embedding. Attention has no dropout. Parameter names and layouts
+ * ([in][out]) are GPT-2's.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -32,11 +32,13 @@ static enum hapt_status block(const struct builder *builder, int64_t index, int 
     HAPT_TRY(zoo_linear_in_out(zoo, NAME("attn.c_attn"), d, 3 * d, WEIGHT_STD, y, &y));
     HAPT_TRY(hapt_graph_add_op(zoo->graph, "attention", NAME("attn"), &y, 1, attention, NULL, output));
     HAPT_TRY(zoo_linear_in_out(zoo, NAME("attn.c_proj"), d, d, builder->residual_std, output[0], &y));
+    HAPT_TRY(zoo_drop(zoo, NAME("attn.resid_dropout"), zoo->dropout, y, &y));
     HAPT_TRY(zoo_add(zoo, NAME("residual_1"), *x, y, x));
     HAPT_TRY(zoo_layer_norm(zoo, NAME("ln_2"), d, of->norm_epsilon, *x, &y));
     HAPT_TRY(zoo_linear_in_out(zoo, NAME("mlp.c_fc"), d, of->ffn, WEIGHT_STD, y, &y));
     HAPT_TRY(hapt_graph_add_op(zoo->graph, "gelu", NAME("mlp.gelu"), &y, 1, gelu, NULL, &y));
     HAPT_TRY(zoo_linear_in_out(zoo, NAME("mlp.c_proj"), of->ffn, d, builder->residual_std, y, &y));
+    HAPT_TRY(zoo_drop(zoo, NAME("mlp.dropout"), zoo->dropout, y, &y));
     return zoo_add(zoo, NAME("residual_2"), *x, y, x);
 #undef NAME
 }
@@ -52,6 +54,7 @@ static enum hapt_status build(struct zoo *zoo, const struct hapt_gpt2 *of)
     HAPT_TRY(zoo_normal(zoo, NAME("wte.weight"), 2, table, WEIGHT_STD, &embedding[1]));
     HAPT_TRY(zoo_normal(zoo, NAME("wpe.weight"), 2, positions, WEIGHT_STD, &embedding[2]));
     HAPT_TRY(hapt_graph_add_op(zoo->graph, "embedding", "embedding", embedding, 3, NULL, NULL, &x));
+    HAPT_TRY(zoo_drop(zoo, NAME("drop"), zoo->dropout, x, &x));
     for (int64_t index = 0; index < of->layers; index++) HAPT_TRY(block(&builder, index, &x));
     HAPT_TRY(zoo_layer_norm(zoo, NAME("ln_f"), of->hidden, of->norm_epsilon, x, &product[0]));
 #undef NAME
@@ -67,6 +70,7 @@ enum hapt_status hapt_zoo_gpt(const struct hapt_config *config, struct hapt_aren
     const bool tied = hapt_config_bool(config, "tied-embeddings");
     struct zoo zoo;
     HAPT_TRY(zoo_begin(&zoo, config, numbers, arena, model));
+    HAPT_TRY(zoo_take_dropout(&zoo, config, arena, model));
     HAPT_TRY(zoo_check_blocks(&zoo));
     HAPT_TRY(hapt_model_set(model, arena, "tied-embeddings", tied ? "yes" : "no"));
     model->sequence = (int)zoo.sequence;
@@ -89,6 +93,7 @@ enum hapt_status hapt_gpt2_build(const char *family, const struct hapt_gpt2 *gpt
     struct zoo zoo;
     HAPT_TRY(hapt_model_begin(family, config, arena, &built));
     HAPT_TRY(zoo_open(&zoo, config, arena, built));
+    HAPT_TRY(zoo_take_dropout(&zoo, config, arena, built));
     HAPT_TRY(zoo_set_number(built, arena, "layers", gpt->layers));
     HAPT_TRY(zoo_set_number(built, arena, "hidden", gpt->hidden));
     HAPT_TRY(zoo_set_number(built, arena, "heads", gpt->heads));

@@ -1,6 +1,7 @@
 /*
  * LoRA (Hu et al. 2021): beside a frozen linear layer y = x W' run two thin ones, y += alpha / rank * (x A') B'. B
- * begins with zeros. Names are PEFT's: NAME.lora_A.weight [rank][in], NAME.lora_B.weight [out][rank].
+ * begins with zeros. A share of x may be dropped before A. Names are PEFT's: NAME.lora_A.weight [rank][in],
+ * NAME.lora_B.weight [out][rank].
  */
 #include <inttypes.h>
 #include <math.h>
@@ -41,12 +42,16 @@ enum hapt_status hapt_lora_parse(const char *text, struct hapt_arena *arena, str
             lora->alpha = strtod(part + 6, &end);
             if (*end || !(lora->alpha > 0) || !isfinite(lora->alpha))
                 return bad_option(text, "alpha is a positive number");
+        } else if (strncmp(part, "dropout=", 8) == 0) {
+            lora->dropout = strtod(part + 8, &end);
+            if (end == part + 8 || *end || !(lora->dropout >= 0 && lora->dropout < 1))
+                return bad_option(text, "dropout is a share from 0 to below 1");
         } else if (strncmp(part, "target=", 7) == 0) {
             HAPT_TRY(add_target(lora, arena, text, part + 7));
         } else if (*lora->targets && !strchr(part, '=')) {
             HAPT_TRY(add_target(lora, arena, text, part));
         } else {
-            return bad_option(text, "only rank, alpha and target are known");
+            return bad_option(text, "only rank, alpha, dropout and target are known");
         }
     }
     if (lora->rank == 0) return bad_option(text, "the rank is missing");
@@ -94,6 +99,8 @@ enum hapt_status zoo_adapt(struct zoo *zoo, const char *prefix, int64_t in, int6
     char name[256];
     int input[3] = {x, 0, -1}, h;
     lora->layers++;
+    snprintf(name, sizeof name, "%s.lora_dropout", prefix);
+    HAPT_TRY(zoo_drop(zoo, name, lora->dropout, x, &input[0]));
     snprintf(name, sizeof name, "%s.lora_A.weight", prefix);
     HAPT_TRY(zoo_normal(zoo, name, 2, (int64_t[]){lora->rank, in}, 1 / sqrt(3 * (double)in), &input[1]));
     snprintf(name, sizeof name, "%s.lora_A", prefix);

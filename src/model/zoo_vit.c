@@ -1,8 +1,8 @@
 /*
  * Vision transformer (Dosovitskiy et al. 2021): image patches as tokens after a class token, learned positions, pre-LN
  * blocks of full attention and an erf-GELU feed-forward, a classifier on the class token. DINOv2 (Oquab et al. 2023)
- * adds layer scales, and its classifier also takes the mean of the patches. No dropout. Parameter names and layouts are
- * Hugging Face's ([out][in], patch kernel [out][in][height][width]).
+ * adds layer scales, and its classifier also takes the mean of the patches. Attention has no dropout. Parameter names
+ * and layouts are Hugging Face's ([out][in], patch kernel [out][in][height][width]).
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -47,6 +47,9 @@ static enum hapt_status add_half(struct vit *vit, int64_t index, int half, int y
 {
     struct zoo *zoo = &vit->zoo;
     char part[32];
+    const double share = vit->of.dinov2 && half == 2 ? 0 : zoo->dropout; /* DINOv2: behind attention alone */
+    HAPT_TRY(
+        zoo_drop(zoo, block_name(vit, index, half == 1 ? "attention.output.dropout" : "output.dropout"), share, y, &y));
     if (vit->of.dinov2) {
         int scaled[2] = {y, -1};
         snprintf(part, sizeof part, "layer_scale%d.lambda1", half);
@@ -106,8 +109,9 @@ static enum hapt_status embed(struct vit *vit, int *x)
                                &tokens[3]));
         zoo->graph->tensor[tokens[3]].trainable = false;
     }
-    return hapt_graph_add_op(zoo->graph, "class_token", model_name(vit, "embeddings"), tokens, 3 + vit->of.mask_token,
-                             NULL, NULL, x);
+    HAPT_TRY(hapt_graph_add_op(zoo->graph, "class_token", model_name(vit, "embeddings"), tokens, 3 + vit->of.mask_token,
+                               NULL, NULL, x));
+    return zoo_drop(zoo, model_name(vit, "embeddings.dropout"), zoo->dropout, *x, x);
 }
 
 /* `model` gets the shape. */
@@ -146,6 +150,7 @@ enum hapt_status hapt_zoo_vit(const struct hapt_config *config, struct hapt_aren
                              .norm_epsilon = NORM_EPSILON,
                              .qkv_bias = true}};
     HAPT_TRY(zoo_begin(&vit.zoo, config, numbers, arena, model));
+    HAPT_TRY(zoo_take_dropout(&vit.zoo, config, arena, model));
     if (vit.of.ffn == 0) vit.of.ffn = 4 * vit.zoo.hidden;
     return build(&vit, arena, model);
 }
@@ -162,6 +167,7 @@ enum hapt_status hapt_vit_build(const char *family, const struct hapt_vit *of, c
     struct vit vit = {.of = *of, .names = of->dinov2 ? &dinov2_names : &vit_names};
     HAPT_TRY(hapt_model_begin(family, config, arena, &built));
     HAPT_TRY(zoo_open(&vit.zoo, config, arena, built));
+    HAPT_TRY(zoo_take_dropout(&vit.zoo, config, arena, built));
     vit.zoo.layers = of->layers;
     vit.zoo.hidden = of->hidden;
     vit.zoo.heads = of->heads;

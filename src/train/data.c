@@ -17,6 +17,7 @@ struct hapt_data {
     struct data_memory memory;
     struct data_column inputs, targets;
     struct hapt_data_order order;
+    bool drops; /* the model has dropout, and the rows are not held out */
     struct {
         int64_t all, used; /* rows of the file, and those that are read; 0: the data are not held out */
     } held_out;
@@ -96,6 +97,7 @@ enum hapt_status hapt_data_open(const struct hapt_env *env, const char *path, co
         MPI_Bcast(&layout, (int)sizeof layout, MPI_BYTE, 0, env->node);
         *made = (struct hapt_data){.layout = layout};
         if (order) made->order = *order;
+        made->drops = order && hapt_model_input(model, HAPT_ROLE_ROW_KEYS) >= 0;
         status = hapt_env_agree(env->world, reserve(env, path, made));
     }
     if (status == HAPT_OK)
@@ -281,6 +283,15 @@ static void copy_targets(const struct hapt_data *data, int64_t step, int row, in
         data_column_read(&data->targets, HAPT_H5_I32, target_start(data, start), width, to);
 }
 
+/* Random key of a row of a step. Other hashes of these numbers choose the row itself. */
+static void make_key(const struct hapt_data *data, int64_t step, int row, int32_t to[2])
+{
+    const int64_t about[] = {step, row, HAPT_ROLE_ROW_KEYS};
+    const uint64_t key = hapt_hash(data->order.seed, about, sizeof about) | 1; /* never 0 0 */
+    to[0] = data->drops ? (int32_t)(uint32_t)key : 0;
+    to[1] = data->drops ? (int32_t)(uint32_t)(key >> 32) : 0;
+}
+
 void hapt_data_read(const struct hapt_data *data, enum hapt_tensor_role role, int64_t step, int first, int count,
                     void *values)
 {
@@ -294,6 +305,7 @@ void hapt_data_read(const struct hapt_data *data, enum hapt_tensor_role role, in
         case HAPT_ROLE_IMAGES: copy_image(data, start, (float *)values + r * layout->width); break;
         case HAPT_ROLE_TARGETS:
         case HAPT_ROLE_LABELS: copy_targets(data, step, first + r, (int32_t *)values + r * layout->target_width); break;
+        case HAPT_ROLE_ROW_KEYS: make_key(data, step, first + r, (int32_t *)values + 2 * r); break;
         case HAPT_ROLE_NONE:
         case HAPT_ROLE_LOSS_SCALE: HAPT_ASSERT(!"a role that data fill");
         }
@@ -397,7 +409,7 @@ void hapt_data_identify(struct hapt_data *data, int64_t steps, struct hapt_data_
     const bool held_out = data->held_out.used > 0;
     if (held_out) steps = layout->units;
     *identity = (struct hapt_data_identity){.count = layout->exact ? steps : layout->units,
-                                            .seed = layout->exact ? 0 : (int64_t)data->order.seed,
+                                            .seed = layout->exact && !data->drops ? 0 : (int64_t)data->order.seed,
                                             .epochs = data->order.epochs};
     snprintf(identity->kind, sizeof identity->kind, "%s%s", layout->images ? (layout->exact ? "image " : "images") : "",
              layout->exact    ? "batches"

@@ -24,10 +24,10 @@ def linear(x, weight, name):
     return x @ weight[name + ".weight"] + weight[name + ".bias"]
 
 
-def gpt(weight, tokens, layers, heads):
-    """Logits [row][token][vocabulary] of rows of tokens."""
+def gpt(weight, tokens, layers, heads, drop=lambda number, x: x):
+    """Logits [row][token][vocabulary] of rows of tokens. drop: applies the dropout of that number."""
     length, width = tokens.shape[-1], weight["wte.weight"].shape[1]
-    x = weight["wte.weight"][tokens] + weight["wpe.weight"][:length]
+    x = drop(0, weight["wte.weight"][tokens] + weight["wpe.weight"][:length])
     for layer in range(layers):
         block = f"h.{layer}"
         q, k, v = np.split(linear(norm(x, weight, block + ".ln_1"), weight, block + ".attn.c_attn"), 3, axis=-1)
@@ -35,6 +35,7 @@ def gpt(weight, tokens, layers, heads):
         score = q @ k.swapaxes(-1, -2) / np.sqrt(width // heads) + np.triu(np.full((length, length), -np.inf), 1)
         score = np.exp(score - score.max(-1, keepdims=True))
         mixed = (score / score.sum(-1, keepdims=True)) @ v
-        x = x + linear(mixed.swapaxes(-2, -3).reshape(x.shape), weight, block + ".attn.c_proj")
-        x = x + linear(gelu(linear(norm(x, weight, block + ".ln_2"), weight, block + ".mlp.c_fc")), weight, block + ".mlp.c_proj")
+        x = x + drop(2 * layer + 1, linear(mixed.swapaxes(-2, -3).reshape(x.shape), weight, block + ".attn.c_proj"))
+        hidden = gelu(linear(norm(x, weight, block + ".ln_2"), weight, block + ".mlp.c_fc"))
+        x = x + drop(2 * layer + 2, linear(hidden, weight, block + ".mlp.c_proj"))
     return norm(x, weight, "ln_f") @ weight["wte.weight"].T

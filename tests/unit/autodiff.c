@@ -145,11 +145,12 @@ static void check_all_cuts(const struct subject *subject, const char *what)
     arena = kept;
 }
 
-static struct hapt_model *gpt(const char *tied, const char *layers)
+static struct hapt_model *gpt(const char *tied, const char *layers, const char *dropout)
 {
-    const char *argv[] = {
-        "hapt", "model",      "gpt", "--output", "x.h5", "--layers",     layers, "--hidden",          "6", "--heads",
-        "2",    "--sequence", "4",   "--vocab",  "7",    "--microbatch", "2",    "--tied-embeddings", tied};
+    const char *argv[] = {"hapt", "model",     "gpt",  "--output",     "x.h5", "--layers",
+                          layers, "--hidden",  "6",    "--heads",      "2",    "--sequence",
+                          "4",    "--vocab",   "7",    "--microbatch", "2",    "--tied-embeddings",
+                          tied,   "--dropout", dropout};
     struct hapt_config *config = NULL;
     struct hapt_model *model = NULL;
     CHECK_OK(hapt_config_parse((int)(sizeof argv / sizeof argv[0]), (char **)argv, &arena, &config));
@@ -160,18 +161,19 @@ static struct hapt_model *gpt(const char *tied, const char *layers)
 
 static void gpt_gradients(void)
 {
-    for (int tied = 0; tied < 2; tied++) {
-        const struct hapt_model *model = gpt(tied ? "yes" : "no", "2");
+    static const char *const what[] = {"untied gpt", "tied gpt", "gpt with dropout"};
+    for (int k = 0; k < 3; k++) {
+        const struct hapt_model *model = gpt(k ? "yes" : "no", "2", k == 2 ? "0.3" : "0");
         const struct subject subject = subject_of(model->graph, 7, 11);
-        check_gradients(&subject, tied ? "tied gpt" : "untied gpt");
-        check_all_cuts(&subject, tied ? "tied gpt" : "untied gpt");
+        check_gradients(&subject, what[k]);
+        check_all_cuts(&subject, what[k]);
     }
 }
 
 /* The residual stream has one gradient tensor and no copies. */
 static void gpt_shares_the_residual_gradient(void)
 {
-    const struct hapt_graph *graph = gpt("yes", "3")->graph;
+    const struct hapt_graph *graph = gpt("yes", "3", "0")->graph;
     const int shared = graph->tensor[hapt_graph_find_tensor(graph, "embedding")].gradient;
     for (int op = graph->forward_count; op < graph->op_count; op++) {
         CHECK(strcmp(hapt_op_type_at(graph->op[op].type)->name, "copy") != 0);
@@ -300,7 +302,7 @@ static void random_graphs(void)
 /* Frozen parameters get no gradient, and what lies before the first trainable one no backward operators. */
 static void frozen_parameters(void)
 {
-    struct hapt_model *model = gpt("no", "1");
+    struct hapt_model *model = gpt("no", "1", "0");
     struct hapt_graph *graph = model->graph;
     graph->op_count = graph->forward_count; /* take the backward part off again */
     graph->tensor_count = hapt_graph_find_tensor(graph, "loss_scale");

@@ -7,6 +7,7 @@
 
 #include "hapt/graph.h"
 #include "hapt/ops.h"
+#include "hapt/philox.h"
 #include "test.h"
 
 static struct hapt_arena arena;
@@ -220,6 +221,18 @@ static void run_elementwise(const struct call *call, const char *name)
     }
 }
 
+static void run_dropout(const struct call *call)
+{
+    const int64_t rows = call->shape_in[0]->shape[0], width = hapt_tensor_elements(call->shape_in[0]) / rows;
+    const double dropped = call->op->real[0];
+    for (int64_t i = 0; i < rows * width; i++) {
+        const double *key = &call->in[1][2 * (i / width)];
+        const uint32_t word =
+            hapt_dropout_word((uint32_t)key[0], (uint32_t)key[1], (uint32_t)call->op->integer[0], i % width);
+        if (word * 0x1p-32 >= dropped) call->out[0][i] += call->in[0][i] / (1 - dropped);
+    }
+}
+
 static void run_op(const struct hapt_graph *graph, int index, const struct memory *memory)
 {
     struct call call = {.graph = graph, .op = &graph->op[index]};
@@ -267,6 +280,8 @@ static void run_op(const struct hapt_graph *graph, int index, const struct memor
         run_cross_entropy(&call, false);
     else if (!strcmp(name, "cross_entropy_dx"))
         run_cross_entropy(&call, true);
+    else if (!strcmp(name, "dropout"))
+        run_dropout(&call);
     else
         run_elementwise(&call, name);
 }

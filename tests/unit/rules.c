@@ -54,6 +54,7 @@ static int64_t size_of_letter(int type, char letter)
         if (letter == 'p') return 4;
     }
     if (strncmp(name, "class_token", 11) == 0 && strchr("uwpm", letter)) return letter == 'p' ? 5 : 1;
+    if (strcmp(name, "dropout") == 0 && letter == 'k') return 2;                 /* numbers of a key */
     if (strncmp(name, "class_and_mean", 14) == 0 && letter == 'e') return 2 * 8; /* 2 d */
     if (strncmp(name, "head_rms_norm", 13) == 0 && letter == 'n') return 12;     /* 24 columns of 2 heads */
     if (strncmp(name, "linear_packed", 13) == 0 && strchr("giw", letter)) /* int8: 9 words per block of 32 columns */
@@ -137,6 +138,7 @@ static void prepare(struct job *job, int type, bool optional)
     if (strstr(row->name, "_norm")) job->op.real[0] = 1e-5;
     if (strncmp(row->name, "head_rms_norm", 13) == 0) job->op.integer[0] = 2;
     if (strcmp(row->name, "scale") == 0 || strncmp(row->name, "softcap", 7) == 0) job->op.real[0] = 1.5;
+    if (strcmp(row->name, "dropout") == 0) job->op.real[0] = 0.4;
     if (strstr(row->name, "batch_")) job->op.integer[0] = 4 * 6 * 6;
     if (strstr(row->name, "conv2d")) job->op.integer[0] = job->op.integer[1] = 1;
     if (strstr(row->name, "max_pool")) job->op.integer[0] = 3, job->op.integer[1] = job->op.integer[2] = 1;

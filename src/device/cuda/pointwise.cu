@@ -1,6 +1,9 @@
-/* Element-wise kernels: add, scale, copy, gelu, GeGLU, relu, soft caps, convert, zero. */
+/* Element-wise kernels: add, scale, copy, gelu, GeGLU, relu, soft caps, dropout, convert, zero. */
 #include "kernels.h"
 #include "rows.cuh"
+
+#define HAPT_PHILOX_FUNCTION static __host__ __device__ __forceinline__
+#include "hapt/philox.h"
 
 enum { THREADS = 256 };
 
@@ -257,6 +260,40 @@ template <class Element> static enum hapt_status add_run(const struct hapt_call 
     return map<Element, Element>(call, queue, call->input[0].data, call->input[1].data, sum{});
 }
 
+/* A thread takes one block of random words, so four elements. */
+template <class Element>
+__global__ void dropout_kernel(const Element *x, const uint32_t *key, Element *y, int64_t rows, int64_t width,
+                               uint32_t number, uint32_t dropped, float scale, bool accumulate)
+{
+    const int64_t group = 4 * HAPT_DROPOUT_LANES, blocks = (width + group - 1) / group * HAPT_DROPOUT_LANES;
+    for (GRID_STRIDE(i, rows * blocks)) {
+        const int64_t row = i / blocks, block = i % blocks;
+        const uint32_t *own = key + 2 * row;
+        const bool drops = own[0] || own[1];
+        const uint32_t limit = drops ? dropped : 0;
+        const float factor = drops ? scale : 1.0f;
+        const struct hapt_philox counter = {{(uint32_t)block, (uint32_t)((uint64_t)block >> 32), number, 0}};
+        const struct hapt_philox random = hapt_philox_words(counter, own[0], own[1]);
+        for (int w = 0; w < 4; w++) {
+            const int64_t e = block / HAPT_DROPOUT_LANES * group + w * HAPT_DROPOUT_LANES + block % HAPT_DROPOUT_LANES;
+            if (e >= width) break;
+            const int64_t at = row * width + e;
+            const float value = to_float(x[at]) * (random.word[w] >= limit ? factor : 0.0f);
+            y[at] = from_float<Element>(accumulate ? to_float(y[at]) + value : value);
+        }
+    }
+}
+
+/* input: x [rows][t][d], keys [rows][2] */
+template <class Element> static enum hapt_status dropout_run(const struct hapt_call *call, struct hapt_queue *queue)
+{
+    const int64_t rows = call->input[0].shape[0], width = call->input[0].shape[1] * call->input[0].shape[2];
+    return launch(dropout_kernel<Element>, blocks_for(rows * ((width + 3) / 4), THREADS), THREADS, 0, queue,
+                  (const Element *)call->input[0].data, (const uint32_t *)call->input[1].data,
+                  (Element *)call->output[0].data, rows, width, (uint32_t)call->integer[0],
+                  hapt_dropout_limit(call->real[0]), (float)(1 / (1 - call->real[0])), (bool)(call->accumulate & 1u));
+}
+
 template <class From> static enum hapt_status copy_from(const struct hapt_call *call, struct hapt_queue *queue)
 {
     const void *x = call->input[0].data;
@@ -305,6 +342,7 @@ extern const struct cuda_kernel hapt_cuda_pointwise[] = {
     CUDA_KERNELS("scale", NULL, scale_run),
     CUDA_KERNELS("softcap", NULL, softcap_run),
     CUDA_KERNELS("softcap_dx", NULL, softcap_dx_run),
+    CUDA_KERNELS("dropout", NULL, dropout_run),
     CUDA_KERNELS("relu", NULL, relu_run),
     CUDA_KERNELS("relu_dx", NULL, relu_dx_run),
     CUDA_KERNELS("add", NULL, add_run),
