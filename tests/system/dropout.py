@@ -6,6 +6,7 @@ import numpy as np
 
 from checking import LONG, check, cpu_cluster, end, passes, path, refuses
 from numpy_gpt import gpt, weights_of
+from philox import kept, philox
 
 ROWS, LENGTH, VOCABULARY, LAYERS, HEADS, SEED = 8, 16, 64, 4, 2, 5
 random = np.random.default_rng(4)
@@ -29,46 +30,8 @@ def losses(name, file, *words, ranks=1, steps=4, data="batches.h5", rate="1e-2")
         return run["train/loss"][()]
 
 
-# ---- The generator, from its definition (Salmon et al., SC 2011), and hapt's keys ----
-
-def philox(counter, key):
-    counter, key = [np.uint64(c) for c in counter], [int(k) for k in key]
-    low = np.uint64(0xFFFFFFFF)
-    for _ in range(10):
-        even, odd = np.uint64(0xD2511F53) * counter[0], np.uint64(0xCD9E8D57) * counter[2]
-        shift = np.uint64(32)
-        counter = [(odd >> shift) ^ counter[1] ^ np.uint64(key[0]), odd & low, (even >> shift) ^ counter[3] ^ np.uint64(key[1]), even & low]
-        key = [(key[0] + 0x9E3779B9) & 0xFFFFFFFF, (key[1] + 0xBB67AE85) & 0xFFFFFFFF]
-    return counter
-
-
-def key_of(step, row):
-    """hapt_hash: FNV-1a between two steps of splitmix64; its lowest bit is set."""
-    ones = (1 << 64) - 1
-
-    def mix(z):
-        z = ((z ^ z >> 30) * 0xBF58476D1CE4E5B9) & ones
-        z = ((z ^ z >> 27) * 0x94D049BB133111EB) & ones
-        return z ^ z >> 31
-
-    words = np.array([step, row, 6], dtype=np.int64).tobytes()
-    value = 0xCBF29CE484222325 ^ mix((SEED + 0x9E3779B97F4A7C15) & ones)
-    for byte in words:
-        value = ((value ^ byte) * 0x100000001B3) & ones
-    value = mix(value ^ len(words)) | 1
-    return value & 0xFFFFFFFF, value >> 32
-
-
 def dropping(step, share):
-    def drop(number, x):
-        kept = np.empty_like(x)
-        for row in range(len(x)):
-            for element in range(x[row].size):
-                block = element // 64 * 16 + element % 16
-                word = int(philox((block, 0, number, 0), key_of(step, row))[element // 16 % 4])
-                kept[row].flat[element] = word >= int(share * 2**32)
-        return x * kept / (1 - share)
-    return drop
+    return lambda number, x: x * kept(x.shape, number, SEED, step, share) / (1 - share)
 
 
 def loss_of(weight, batch, drop):
@@ -78,7 +41,6 @@ def loss_of(weight, batch, drop):
     return -np.take_along_axis(log_p, batch[:, 1:, None], -1).mean()
 
 
-np.seterr(over="ignore")
 check([int(word) for word in philox((0, 0, 0, 0), (0, 0))] == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8], "Random123's first known answer")
 dropped, plain = model("dropped.h5", "--dropout", 0.25), model("plain.h5")
 with h5py.File(dropped) as file:

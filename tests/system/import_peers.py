@@ -1,6 +1,7 @@
 """usage: import_peers.py HAPT FOLDER. Models of random shapes are made by transformers, stored in one of its ways (shards, bf16), imported,
 trained for ten steps on 1 to 4 ranks and exported. Their losses are those of transformers in fp64, and transformers computes the same
-logits from the exported folder as from its own trained weights. LoRA: PEFT loads the adapters, and trains to the same losses."""
+logits from the exported folder as from its own trained weights. LoRA: PEFT loads the adapters, and trains to the same losses. Dropout:
+the same with hapt's masks in torch's modules."""
 import os
 import random
 import shutil
@@ -14,6 +15,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoModelForImageClassification, AutoModelForMaskedLM
 
 from checking import LONG, check, end, passes, path
+from philox import kept
 
 SEED = int(os.environ.get("HAPT_SEED", "1"))
 STEPS, ROWS, T, RATE = 10, 4, 24, 1e-3
@@ -21,6 +23,7 @@ TRAINING = ["--microbatches", "2", "--optimizer", "adamw", "--lr-schedule", "con
             "--beta2", "0.95", "--epsilon", "1e-8", "--weight-decay", "0.1", "--clip-norm", "0", "--profile-seconds", "1", "--steps",
             str(STEPS), "--checkpoint-every", str(STEPS)]
 IMAGES = ("dinov2", "vit")
+DROPPED, DATA_SEED = 0.2, 7
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 warnings.filterwarnings("ignore")
@@ -140,8 +143,39 @@ def classes_of(family):
     return {"bert": AutoModelForMaskedLM, **dict.fromkeys(IMAGES, AutoModelForImageClassification)}.get(family, AutoModelForCausalLM)
 
 
-def loaded(folder, family=""):
-    model = classes_of(family).from_pretrained(folder, attn_implementation="eager", dtype=torch.float64).train()
+class Masks(torch.nn.Module):
+    """Stands for the dropouts of a model, which count in the order of their calls in a step."""
+    step = calls = 0
+
+    def __init__(self, p):
+        super().__init__()
+        self.p = p
+
+    def forward(self, x):
+        if not self.training:
+            return x
+        mask = torch.tensor(kept(tuple(x.shape), Masks.calls, DATA_SEED, Masks.step, self.p))
+        Masks.calls += 1
+        return x * mask / (1 - self.p)
+
+
+def begin_step(model, inputs):
+    Masks.step, Masks.calls = Masks.step + 1, 0
+
+
+def with_masks(model):
+    """Every dropout of the model that drops something gets hapt's masks, of the steps from 0 on."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, torch.nn.Dropout) and child.p > 0:
+                setattr(parent, name, Masks(child.p))
+    Masks.step = -1
+    model.register_forward_pre_hook(begin_step)
+    return model.train()
+
+
+def loaded(folder, family="", **options):
+    model = classes_of(family).from_pretrained(folder, attn_implementation="eager", dtype=torch.float64, **options).train()
     model.config._experts_implementation = "eager"  # the others compute experts in 16 or 32 bits
     return model
 
@@ -181,7 +215,7 @@ def trained(folder, name, ranks, *options):
     passes("import", folder, *sequence, "--microbatch", "2", "--overwrite", "--output", path("m.h5"), *options)
     out = path("run")
     shutil.rmtree(out, ignore_errors=True)
-    passes("--input", path("m.h5"), "--data", path("data.h5"), *TRAINING, "--output", out, ranks=ranks)
+    passes("--input", path("m.h5"), "--data", path("data.h5"), *TRAINING, "--data-seed", DATA_SEED, "--output", out, ranks=ranks)
     train = h5py.File(os.path.join(out, "run.h5"))["train"]
     return out, train["loss"][:], train["gradient_norm"][0]
 
@@ -228,17 +262,32 @@ def whole_models(family, seed, ranks):
     check(apart < 1e-3, "%s: logits differ by %g" % (name, apart))
 
 
+def dropouts(family, seed, ranks):
+    """Dropout is at the places of transformers' modules."""
+    folder, name, batches = make(family, seed)
+    options = ["resid_pdrop", "embd_pdrop"] if family == "gpt2" else ["hidden_dropout_prob"]
+    model = with_masks(loaded(folder, family, **dict.fromkeys(options, DROPPED)))
+    expected, norm = train(model, batches)
+    count = Masks.calls
+    out, losses, found = trained(folder, name, ranks, "--dropout", str(DROPPED))
+    worst = np.abs(losses - expected).max()
+    print("%-22s %d ranks: %d dropouts, losses within %.1e" % (name, ranks, count, worst))
+    check(count > (0 if family == "dinov2" else 4) and worst < 1e-4, "%s: %d dropouts, losses differ by %g" % (name, count, worst))
+    check(abs(found / norm - 1) < 1e-5, "%s: dropout, the norm of the gradients is %.8g, not %.8g" % (name, found, norm))
+
+
 def adapters(family, seed, ranks):
     """The adapters that hapt begins with are exported after a step of rate 0; PEFT trains these on."""
     folder, name, batches = make(family, seed)
-    lora = ["--lora", "rank=4,alpha=6,target=q_proj,v_proj,down_proj"]
+    lora = ["--lora", "rank=4,alpha=6,dropout=0.3,target=q_proj,v_proj,down_proj"]
     passes("import", folder, "--sequence", str(T), "--microbatch", "2", "--overwrite", "--output", path("m.h5"), *lora)
     out = path("still")
     shutil.rmtree(out, ignore_errors=True)
     passes("--input", path("m.h5"), "--data", path("data.h5"), "--microbatches", "2", "--steps", "1", "--learning-rate", "0",
         "--checkpoint-every", "1", "--profile-seconds", "1", "--output", out)
-    model = PeftModel.from_pretrained(loaded(folder), exported(out), is_trainable=True).double().train()
+    model = with_masks(PeftModel.from_pretrained(loaded(folder), exported(out), is_trainable=True).double())
     expected, norm = train(model, batches)
+    check(Masks.calls > 4, "%s: PEFT has %d dropouts" % (name, Masks.calls))
     out, losses, found = trained(folder, name, ranks, *lora)
     check(abs(found / norm - 1) < 1e-5, "%s: LoRA, the norm of the gradients is %.8g, not %.8g" % (name, found, norm))
     worst = np.abs(losses - expected).max()
@@ -257,6 +306,9 @@ FAMILIES = ["bert", *IMAGES, "gemma2", "gemma3", "gpt2", "llama", "mistral", "mi
 for i, family in enumerate(FAMILIES):
     for k in range(5 if LONG else 1):
         whole_models(family, SEED + k, (i + k) % 4 + 1)
+for i, family in enumerate(["bert", *IMAGES, "gpt2"]):
+    for k in range(3 if LONG else 1):
+        dropouts(family, SEED + k, (i + k) % 4 + 1)
 for i, family in enumerate(["llama", "qwen3", "gemma2"] if LONG else ["qwen3"]):
     adapters(family, SEED + 100, i + 2)
 end()
