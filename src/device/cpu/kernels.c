@@ -5,9 +5,12 @@
 
 #include "kernels.h"
 
+#define ONE(isa, family) +1
+enum { FAMILIES = 0 CPU_FAMILIES(ONE, any) };
+
 struct level {
     const char *name;
-    const struct cpu_kernel *family[16]; /* NULL at the end */
+    const struct cpu_kernel *family[FAMILIES];
 };
 
 #define ENTRY(isa, family) hapt_cpu_##family##_##isa,
@@ -52,7 +55,7 @@ const struct hapt_kernel *hapt_cpu_kernel_find(const char *op, enum hapt_dtype d
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, choose_level);
-    for (int f = 0; chosen->family[f]; f++)
+    for (int f = 0; f < FAMILIES; f++)
         for (const struct cpu_kernel *k = chosen->family[f]; k->kernel.op; k++)
             if (k->dtype == dtype && !strcmp(k->kernel.op, op)) return &k->kernel;
     return NULL;
