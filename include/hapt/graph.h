@@ -35,7 +35,7 @@ enum hapt_tensor_role { /* meaning of an INPUT */
                         HAPT_ROLE_LOSS_SCALE, /* [1] fp32: 1 / number of targets in the step; the backward seed */
                         HAPT_ROLE_IMAGES,     /* [rows][C][H][W] fp32 */
                         HAPT_ROLE_LABELS,     /* [rows] int32, class of each image */
-                        HAPT_ROLE_ROW_KEYS    /* [rows][2] int32: random, of each row and step; 0 0: no dropout */
+                        HAPT_ROLE_ROW_KEYS    /* [rows][2] int32: a random key per row and step; 0 0: no dropout */
 };
 
 enum hapt_init { HAPT_INIT_ZERO, HAPT_INIT_ONE, HAPT_INIT_NORMAL };

@@ -97,6 +97,9 @@ const struct hapt_signature *hapt_op_signature(int type);
  * outputs. HAPT_ERR_INPUT names the operator and the tensor that does not fit. */
 enum hapt_status hapt_op_infer(const struct hapt_graph *graph, const struct hapt_op *op, struct hapt_tensor *output);
 
+/* Adds integer[] to a hash, apart from a number of its own (numbered). */
+uint64_t hapt_op_hash_integers(uint64_t hash, const struct hapt_op *op);
+
 /* Cost of one full microbatch, or of the share `fraction` of its rows (bytes always count all of the parameters). */
 double hapt_op_flops(const struct hapt_graph *graph, const struct hapt_op *op, double fraction);
 double hapt_op_bytes(const struct hapt_graph *graph, const struct hapt_op *op, double fraction);

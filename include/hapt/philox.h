@@ -1,8 +1,8 @@
 /*
  * Random numbers of dropout: Philox4x32-10 (Salmon et al., SC 2011), for all back ends. A number is a function of a key
- * and a counter, so any rank computes those of its elements, and recomputation finds the same again. The key is that of
- * the row (HAPT_ROLE_ROW_KEYS); the counter holds the number of the operator and a block of 4 words. 64 elements of a
- * row take 16 blocks: element e the word (e / 16) % 4 of the block (e / 64) * 16 + e % 16.
+ * and a counter, so any rank computes those of its elements, and recomputation finds the same again. Each row has a key
+ * (HAPT_ROLE_ROW_KEYS). The counter holds the number of the operator and a block of 4 words. 64 elements of a row take
+ * 16 blocks: element e takes word (e / 16) % 4 of block (e / 64) * 16 + e % 16.
  *
  * A source for another compiler defines HAPT_PHILOX_FUNCTION first.
  */

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "fix.h"
+#include "hapt/candidates.h"
 #include "phases.h"
 
 enum { MOST_ROWS = 24, MOST_CASES = 2 * MOST_ROWS, MOST_MICROBATCHES = 1000000 };
@@ -352,7 +353,7 @@ static enum hapt_status find_floors(struct rows *rows)
         "MPI_Allreduce");
 }
 
-/* As HAPT_PHASE_MEMORY_WORTH, for one choice alone, which takes less time to search. */
+/* Optimizer state on the hosts is searched by itself if more memory would shorten the step by more than this factor. */
 #define LONE_WORTH 1.01
 
 /* If some rows have no candidates, neither has a multiple of them, which takes more memory (least_without). */
@@ -473,9 +474,9 @@ static enum hapt_status plan_without(struct rows *rows, const struct hapt_planni
 }
 
 /* Plans whose stages keep all activations (unless --recompute is given) and have their optimizer state on the hosts.
- * The phases before may have passed over them: these consider the state on the hosts if the formula says that devices
- * lack memory, and a search of many choices improves fewer plans of each. Here the search improves plans as if none
- * was known before. */
+ * The phases before may have passed over them: they consider the state on the hosts only if the formula says that
+ * devices lack memory, and a search of many choices improves fewer plans of each. Here the search improves plans as if
+ * none was known before. */
 static enum hapt_status plan_state_on_hosts(struct rows *rows, const struct hapt_planning *planning,
                                             const bool is_auto[SAVING], struct rows_case *best)
 {
@@ -485,7 +486,7 @@ static enum hapt_status plan_state_on_hosts(struct rows *rows, const struct hapt
     rows->lone_choice = true;
     HAPT_TRY(try_rows(rows, planning, best));
     rows->lone_choice = false;
-    rows->bound_s = bound_s; /* of all choices */
+    rows->bound_s = fmin(rows->bound_s, bound_s);
     return decide(rows, is_auto, "auto");
 }
 
@@ -499,7 +500,8 @@ static enum hapt_status plan_predicted(struct rows *rows, const struct hapt_plan
     rows->kept_is_known = true;
     HAPT_TRY(try_rows(rows, planning, best));
     rows->kept_is_known = false;
-    return rows->known_s > 0 && is_auto[OFFLOAD] ? plan_state_on_hosts(rows, planning, is_auto, best) : HAPT_OK;
+    if (rows->known_s == 0 || !is_auto[OFFLOAD] || hapt_candidates_states(rows->config) == 0) return HAPT_OK;
+    return plan_state_on_hosts(rows, planning, is_auto, best);
 }
 
 /* Plans all numbers of rows; the rows with the shortest plan become *best. */

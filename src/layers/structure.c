@@ -22,8 +22,7 @@ static uint64_t mix_kind(uint64_t hash, const struct hapt_op *op)
 {
     const int64_t facts[] = {op->type, op->input_count, op->output_count, op->accumulate};
     hash = hapt_hash(hash, facts, sizeof facts);
-    const int own = hapt_op_type_at(op->type)->numbered; /* 1: integer[0] is left out */
-    hash = hapt_hash(hash, &op->integer[own], sizeof op->integer - (size_t)own * sizeof op->integer[0]);
+    hash = hapt_op_hash_integers(hash, op);
     return hapt_hash(hash, op->real, sizeof op->real);
 }
 

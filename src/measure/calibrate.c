@@ -79,7 +79,7 @@ static uint64_t key_of(const struct hapt_program *program, int op)
     const struct hapt_op *what = &program->graph->op[op];
     const int64_t facts[] = {what->type, what->input_count, what->output_count, what->accumulate};
     uint64_t key = hapt_hash(5, facts, sizeof facts);
-    key = hapt_hash(key, what->integer, sizeof what->integer);
+    key = hapt_op_hash_integers(key, what);
     for (int k = 0; k < what->input_count + what->output_count; k++) {
         const int tensor = k < what->input_count ? what->input[k] : what->output[k - what->input_count];
         const int64_t there = tensor >= 0;

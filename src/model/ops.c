@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "hapt/env.h"
 #include "ops_rows.h"
 
 /* All row groups; type numbers count through them in this order. */
@@ -45,6 +46,12 @@ int hapt_op_type_find(const char *name)
     for (int type = 0; type < hapt_op_type_count(); type++)
         if (strcmp(table[type]->name, name) == 0) return type;
     return -1;
+}
+
+uint64_t hapt_op_hash_integers(uint64_t hash, const struct hapt_op *op)
+{
+    const size_t own = hapt_op_type_at(op->type)->numbered; /* 1: integer[0] is left out */
+    return hapt_hash(hash, &op->integer[own], sizeof op->integer - own * sizeof op->integer[0]);
 }
 
 enum hapt_status hapt_op_bad_attribute(const struct hapt_op *op, const char *what)

@@ -43,7 +43,8 @@ static enum hapt_status infer_dropout(const struct hapt_graph *graph, const stru
                                       struct hapt_tensor *output)
 {
     (void)output;
-    if (graph->tensor[op->input[1]].shape[1] != 2) return hapt_op_bad_attribute(op, "a key is not two numbers");
+    if (graph->tensor[op->input[1]].role != HAPT_ROLE_ROW_KEYS)
+        return hapt_op_bad_attribute(op, "its keys are not the input with the role row_keys");
     if (op->integer[0] < 0 || op->integer[0] > UINT32_MAX)
         return hapt_op_bad_attribute(op, "its number does not fit in 32 bits");
     return op->real[0] >= 0 && op->real[0] < 1

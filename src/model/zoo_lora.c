@@ -15,7 +15,8 @@ enum { MAX_TARGETS = 256, MAX_RANK = 65536 };
 
 static enum hapt_status bad_option(const char *text, const char *what)
 {
-    return hapt_fail(HAPT_ERR_USAGE, "write rank=16,alpha=32,target=q_proj,v_proj", "--lora %s: %s", text, what);
+    return hapt_fail(HAPT_ERR_USAGE, "write rank=16,alpha=32,dropout=0.05,target=q_proj,v_proj", "--lora %s: %s", text,
+                     what);
 }
 
 static enum hapt_status add_target(struct hapt_lora *lora, struct hapt_arena *arena, const char *text, const char *name)

@@ -47,7 +47,7 @@ static enum hapt_status add_half(struct vit *vit, int64_t index, int half, int y
 {
     struct zoo *zoo = &vit->zoo;
     char part[32];
-    const double share = vit->of.dinov2 ? 0 : zoo->dropout; /* DINOv2 drops embeddings alone */
+    const double share = vit->of.dinov2 ? 0 : zoo->dropout; /* DINOv2 drops embeddings alone (transformers 5) */
     HAPT_TRY(
         zoo_drop(zoo, block_name(vit, index, half == 1 ? "attention.output.dropout" : "output.dropout"), share, y, &y));
     if (vit->of.dinov2) {

@@ -130,6 +130,13 @@ if LONG:
         first = losses(family, path(family + ".h5"), data=family + "-data.h5")
         spread = losses(family + "4", path(family + ".h5"), "--cluster", four, ranks=4, data=family + "-data.h5")
         check(np.abs(first - spread).max() < 5e-5, f"{family}: {first}, {spread}")
+passes("model", "gpt", "--layers", 1, "--hidden", 32, "--heads", HEADS, "--sequence", 2, "--vocab", VOCABULARY, "--microbatch", 2, "--dropout", 0.5,
+       "--output", path("foreign.h5"))
+with h5py.File(path("foreign.h5"), "r+") as file:  # keys that are no row keys
+    kinds = [kind.decode() if isinstance(kind, bytes) else kind for kind in file["operators/type"][()]]
+    names = [name.decode() if isinstance(name, bytes) else name for name in file["tensors/name"][()]]
+    file["operators/input"][kinds.index("dropout"), 1] = names.index("tokens")
+refuses(3, "row_keys", "--input", path("foreign.h5"), "--output", path("none"))
 refuses(2, "no --dropout", "model", "llama", "--dropout", "0.1", "--output", path("none.h5"))
 refuses(2, "dropout", "model", "gpt", "--dropout", "1", "--output", path("none.h5"))
 refuses(2, "from 0 to below 1", "model", "llama", "--lora", "rank=2,dropout=1,target=q_proj", "--output", path("none.h5"))
