@@ -182,7 +182,7 @@ struct hapt_backend {
     /* The libraries it computes with, e.g. "oneDNN 2.6.3"; NULL: none. */
     const char *(*libraries)(void);
     /* Optional. Libraries that were opened or are missing; NULL past the end. Opens those that were not needed yet. */
-    const struct hapt_library *(*library)(int index);
+    const struct hapt_library *(*loaded_library)(int index);
     /* Number of devices that this process can see; 0: *reason says what is missing. */
     int (*device_count)(const char **reason);
     /* Optional. */

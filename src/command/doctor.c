@@ -268,7 +268,7 @@ static void examine_libraries(struct doctor *doctor)
         char section[64];
         const char *reason;
         snprintf(section, sizeof section, "libraries of %s", backend->name);
-        for (int l = 0; backend->library && (library = backend->library(l)); l++) {
+        for (int l = 0; backend->loaded_library && (library = backend->loaded_library(l)); l++) {
             add_fact(doctor, section, library->name, "%s%s",
                      library->path ? "" : "missing: ", library->path ? library->path : library->missing_reason);
             if (!library->path && (library->needed || backend->device_count(&reason) > 0))

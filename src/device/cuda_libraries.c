@@ -18,7 +18,7 @@ enum { LIBRARIES = 8, NAME_CHARS = 64, ERROR_CHARS = 512, LINKS = 8 };
 struct found {
     char soname[NAME_CHARS], path[PATH_MAX], error[ERROR_CHARS], hint[ERROR_CHARS];
     void *handle;
-    struct hapt_library library;
+    struct hapt_library outcome; /* for hapt doctor */
 };
 
 static struct {
@@ -181,14 +181,14 @@ static void missing(struct found *found, const char *why)
         snprintf(found->hint, sizeof found->hint, "install it, or name the folder that has it in HAPT_CUDA_LIBRARIES%s",
                  strcmp(kind->begin, "libcuda.") == 0 ? "; in a container: NVIDIA_DRIVER_CAPABILITIES=compute,utility"
                                                       : "");
-    found->library = (struct hapt_library){
+    found->outcome = (struct hapt_library){
         .name = found->soname, .missing_reason = found->error, .hint = found->hint, .needed = kind->needed};
 }
 
 static void came_from(struct found *found, const char *path)
 {
     if (path != found->path) snprintf(found->path, sizeof found->path, "%s", path);
-    found->library = (struct hapt_library){.name = found->soname, .path = found->path};
+    found->outcome = (struct hapt_library){.name = found->soname, .path = found->path};
 }
 
 /* Call with the lock held. NULL: the table is full. */
@@ -294,5 +294,5 @@ void *cuda_libraries_open_plugin(const char *path, const char **error)
 
 const struct hapt_library *cuda_library_at(int index)
 {
-    return index >= 0 && index < libraries.count ? &libraries.found[index].library : NULL;
+    return index >= 0 && index < libraries.count ? &libraries.found[index].outcome : NULL;
 }

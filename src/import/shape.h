@@ -39,8 +39,8 @@ enum hapt_status import_check_heads(const struct import_shape *shape, int64_t hi
 enum hapt_status import_check_positions(const struct import_shape *shape, int64_t positions);
 /* HAPT_ERR_INPUT unless the files hold at least a tensor for each of `count` layers or experts. */
 enum hapt_status import_check_count(const struct import_shape *shape, const char *what, int64_t count);
-/* An option that says how much is dropped out. A value above 0 gives a warning: --dropout is needed, if it `can_drop`
- * there, or has no effect. */
+/* An option that says how much is dropped out. A value above 0 gives a warning, since a model has dropout only by
+ * --dropout. can_drop false: hapt has no dropout at this place. */
 enum hapt_status import_dropout(struct import_shape *shape, const char *key, bool can_drop);
 
 #endif

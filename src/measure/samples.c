@@ -39,7 +39,7 @@ static enum hapt_status fill_input(const struct hapt_model *model, const struct 
     union {
         int32_t index;
         float pixel;
-    } *value = malloc(bytes); /* tokens, targets and labels; images */
+    } *value = malloc(bytes); /* tokens, targets, labels and row keys; images */
     if (!value) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for %zu bytes of samples", bytes);
     const uint64_t values = (uint64_t)(model->classes > 0 ? model->classes : model->vocab);
     uint64_t random = 1;

@@ -173,8 +173,8 @@ static enum hapt_status check_inputs(const struct hapt_model *model)
         if (tensor->kind != HAPT_TENSOR_INPUT || tensor->role == HAPT_ROLE_LOSS_SCALE) continue;
         const bool of_images = tensor->role == HAPT_ROLE_IMAGES || tensor->role == HAPT_ROLE_LABELS;
         const bool first = hapt_model_input(model, tensor->role) == t;
-        const bool keys = tensor->role == HAPT_ROLE_ROW_KEYS,
-                   long_enough = images || keys || tensor->shape[1] == model->sequence;
+        const bool keys = tensor->role == HAPT_ROLE_ROW_KEYS;
+        const bool long_enough = images || keys || tensor->shape[1] == model->sequence;
         if ((of_images == images || keys) && first && tensor->shape[0] == model->microbatch && long_enough) continue;
         return hapt_fail(HAPT_ERR_INPUT,
                          "one input per role: tokens and targets are [microbatch][sequence], images, labels and row "

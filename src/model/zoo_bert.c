@@ -44,7 +44,7 @@ static enum hapt_status linear(struct bert *bert, const char *suffix, int64_t in
     return zoo_linear(&bert->zoo, path(bert, suffix), in, out, WEIGHT_STD, true, x, y);
 }
 
-/* x <- layer norm of x + y, of which a share is dropped */
+/* x <- layer norm of x + dropout of y */
 static enum hapt_status add_and_norm(struct bert *bert, const char *dropout, const char *residual, const char *norm,
                                      int y, int *x)
 {

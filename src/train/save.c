@@ -348,9 +348,9 @@ void saver_compare_data(const struct saver *saver, const struct hapt_checkpoint 
                   checkpoint->path, (long long)then->count, then->kind, (long long)now.count, now.kind,
                   then->count == now.count && !strcmp(then->kind, now.kind) ? ", other content" : "");
     else if (then->seed != now.seed)
-        hapt_warn(saver->env, "--data-seed is %lld, not %lld as in checkpoint %s: %s differs\n", (long long)now.seed,
+        hapt_warn(saver->env, "--data-seed is %lld, not %lld as in checkpoint %s: %s\n", (long long)now.seed,
                   (long long)then->seed, checkpoint->path,
-                  strstr(now.kind, "batches") ? "what dropout leaves out" : "the order of the data");
+                  strstr(now.kind, "batches") ? "the masks of dropout differ" : "the order of the data differs");
     else if (then->epochs != now.epochs)
         hapt_warn(saver->env, "--data-order is %s, not as in checkpoint %s: the order of the data differs\n",
                   now.epochs ? "epochs" : "random", checkpoint->path);

@@ -90,7 +90,8 @@ static void moves(struct hapt_device_comm *group)
 static void to_itself(struct hapt_device_comm *group)
 {
     const struct hapt_library *file = NULL;
-    for (int l = 0; backend->library && (file = backend->library(l)) && !(file->path && strstr(file->name, "nccl"));
+    for (int l = 0;
+         backend->loaded_library && (file = backend->loaded_library(l)) && !(file->path && strstr(file->name, "nccl"));
          l++)
         continue;
     void *library = file ? dlopen(file->path, RTLD_NOW | RTLD_NOLOAD) : NULL, *start = NULL, *end = NULL;

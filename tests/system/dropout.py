@@ -1,4 +1,5 @@
-"""usage: dropout.py HAPT FOLDER. Dropout, whose masks are those of the row and the step: beside NumPy, over plans, when a run goes on, in validation, and of adapters."""
+"""usage: dropout.py HAPT FOLDER. The masks of dropout depend on row and step alone. The first losses are those of NumPy with the same masks. All plans and a resumed run
+have the same losses. Validation, evaluation and generation drop nothing. The inputs of adapters are dropped as well."""
 import json
 import os
 import h5py
@@ -80,7 +81,7 @@ for name, words in (("parts", []), ("other", ["--data-seed", SEED + 1])):
     said = passes("--input", dropped, "--data", path("batches.h5"), "--resume", "--output", path(name), "--predict", "--threads", 1, *words).stderr
     with h5py.File(path(name, "run.h5")) as file:
         check(np.array_equal(file["train/loss"][()], one) == (not words), f"resumed: {words}")
-    check(said.count("what dropout leaves out differs") == bool(words), f"{words}: {said}")
+    check(said.count("the masks of dropout differ") == bool(words), f"{words}: {said}")
 
 # Held-out data are read without dropout, in training, evaluation and generation.
 held = ["--validation-data", path("text.h5"), "--validate-every", 1]

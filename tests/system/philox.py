@@ -1,4 +1,4 @@
-"""Which elements dropout keeps (include/hapt/philox.h), from the definition of Philox4x32-10 (Salmon et al., SC 2011), in NumPy."""
+"""The elements that dropout keeps (include/hapt/philox.h), from the definition of Philox4x32-10 (Salmon et al., SC 2011), in NumPy."""
 import numpy as np
 
 

@@ -5,8 +5,8 @@
 
 #include "kernels.h"
 
-#define ONE(isa, family) +1
-enum { FAMILIES = 0 CPU_FAMILIES(ONE, any) };
+#define PLUS_ONE(isa, family) +1
+enum { FAMILIES = 0 CPU_FAMILIES(PLUS_ONE, any) };
 
 struct level {
     const char *name;
