@@ -168,7 +168,8 @@ void hapt_engine_describe_replays(const struct hapt_engine *engine, char text[HA
  * in other ranks' slices are undefined (unless all_reduce_gradients). */
 enum hapt_status hapt_engine_reduce(struct hapt_engine *engine);
 
-/* Sum of squares of the local gradients, each parameter times weight[program tensor], in double, in a fixed order.
+/* Sum of squares of the local gradients, each parameter times weight[program tensor], in double, in a fixed order,
+ * without running statistics.
  * weight 0: a tied copy counted elsewhere; NULL: all count. */
 enum hapt_status hapt_engine_square_sum(struct hapt_engine *engine, const double *weight, double *sum);
 
@@ -176,7 +177,11 @@ struct hapt_update {
     enum hapt_optimizer optimizer;
     double learning_rate, beta1, beta2, epsilon, weight_decay, momentum;
     double gradient_scale; /* clipping: factor of the gradients */
-    int64_t step;          /* 1 for the first update */
+    /* Running statistics (hapt_tensor.statistic) r become r + statistic_rate (s / microbatches - r), where s is the sum
+     * in the place of their gradient. */
+    double statistic_rate;
+    int microbatches;
+    int64_t step; /* 1 for the first update */
 };
 /* Updates the trainable parameters of part `part` of `parts`: of each parameter group g with g mod parts = part. Parts
  * may be updated in any order. Weight decay is decoupled, and only for published dimensions >= 2. */

@@ -35,7 +35,8 @@ enum hapt_tensor_role { /* meaning of an INPUT */
                         HAPT_ROLE_LOSS_SCALE, /* [1] fp32: 1 / number of targets in the step; the backward seed */
                         HAPT_ROLE_IMAGES,     /* [rows][C][H][W] fp32 */
                         HAPT_ROLE_LABELS,     /* [rows] int32, class of each image */
-                        HAPT_ROLE_ROW_KEYS    /* [rows][2] int32: a random key per row and step; 0 0: no dropout */
+                        HAPT_ROLE_ROW_KEYS,   /* [rows][2] int32: a random key per row and step; 0 0: no dropout */
+                        HAPT_ROLE_TRAINING    /* [1] fp32: 1 in steps of training, 0 in passes over held-out rows */
 };
 
 enum hapt_init { HAPT_INIT_ZERO, HAPT_INIT_ONE, HAPT_INIT_NORMAL };
@@ -52,6 +53,8 @@ struct hapt_tensor {
     int primal;     /* of a gradient: the tensor it is the gradient of (the first, if several), else -1 */
     bool trainable; /* parameters only */
     bool undecayed; /* a parameter without weight decay, whatever its dimensions (--no-decay) */
+    bool statistic; /* a parameter that follows a statistic of the batch: its "gradient" is the sum of that statistic
+                       over the microbatches of a step (set by hapt_graph_differentiate, from the operator table) */
     bool packed;    /* a frozen matrix in fewer bits (packing.h), which its operators unpack */
     enum hapt_init init;
     double init_std;
@@ -133,6 +136,12 @@ struct hapt_rows {
  * elements of these rows of the published tensor. Packing what was unpacked gives the same bits. */
 void hapt_parameter_pack(const struct hapt_tensor *parameter, int64_t rows, float *value);
 void hapt_parameter_unpack(const struct hapt_tensor *parameter, int64_t rows, float *value);
+
+/* True for an input that is one number for all rows, and stays the same during a step. */
+static inline bool hapt_tensor_is_scalar_input(const struct hapt_tensor *tensor)
+{
+    return tensor->role == HAPT_ROLE_LOSS_SCALE || tensor->role == HAPT_ROLE_TRAINING;
+}
 
 int64_t hapt_tensor_elements(const struct hapt_tensor *tensor);
 size_t hapt_tensor_bytes(const struct hapt_tensor *tensor);

@@ -62,11 +62,12 @@ struct hapt_staging {
 };
 
 /* Parameter group: trained parameters whose gradients are all-reduced in place over the same axes. It has elements
- * [first, end) of the blocks; those before `decayed_end` have weight decay. One collective per axis serves a group,
+ * [first, end) of the blocks; those before `decayed_end` have weight decay, those from `statistic_first` on are running
+ * statistics. One collective per axis serves a group,
  * instead of its REDUCE steps that sum in place inside the gradient block. */
 struct hapt_parameter_group {
     unsigned axes; /* bit a: over mesh axis a */
-    size_t first, decayed_end, end;
+    size_t first, decayed_end, statistic_first, end;
     /* Elements that this rank updates: all, or its slice among the ranks of the axes (ZeRO-1, Rajbhandari et al. 2020).
      * Their state starts at state_first in the state blocks. */
     size_t slice_first, slice_end, state_first;

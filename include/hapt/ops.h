@@ -63,6 +63,8 @@ struct hapt_op_type {
     bool linear;
     /* integer[0] is the number of values of a statistic over a whole microbatch: a multiple of its rows. */
     bool counts_batch;
+    /* Inputs that are running statistics, a bit each: parameters that training averages and does not differentiate. */
+    unsigned statistics;
     /* integer[0] is a number of its own: operators that differ in it alone are equal for plans and profiles. */
     bool numbered;
     /* The collective it runs over a mesh axis; HAPT_COLLECTIVE_NONE: it computes. */

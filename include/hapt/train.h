@@ -125,7 +125,7 @@ enum hapt_rate_schedule {
 struct hapt_optimizer_options {
     enum hapt_optimizer optimizer;
     enum hapt_rate_schedule schedule;
-    double learning_rate, min_ratio, beta1, beta2, epsilon, momentum, weight_decay, clip_norm;
+    double learning_rate, min_ratio, beta1, beta2, epsilon, momentum, weight_decay, clip_norm, statistic_rate;
     int64_t warmup_steps, decay_steps, steps;
     int state_count; /* fp32 tensors of state per parameter */
 };
@@ -136,8 +136,8 @@ void hapt_optimizer_options(const struct hapt_config *config, struct hapt_optimi
 /* Learning rate of a step (from 0). All schedules except the constant one begin with a linear warm-up. They never fall
  * below min_ratio of the peak afterwards. */
 double hapt_optimizer_rate(const struct hapt_optimizer_options *options, int64_t step);
-/* Fills the engine's settings for one update; `norm`: the global gradient norm. */
-void hapt_optimizer_update(const struct hapt_optimizer_options *options, int64_t step, double norm,
+/* Fills the engine's settings for one update; `norm`: the global gradient norm. `microbatches`: of a step. */
+void hapt_optimizer_update(const struct hapt_optimizer_options *options, int64_t step, double norm, int microbatches,
                            struct hapt_update *update);
 
 /* ---- History and result ---- */

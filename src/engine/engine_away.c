@@ -147,14 +147,13 @@ static enum hapt_status advance_here(struct hapt_engine *engine)
     struct away_update *away = &engine->away;
     const struct update_piece *piece = &away->piece[away->next];
     const int half = away->half;
-    const double decay = piece->decays ? away->update.weight_decay : 0;
     away->next = hapt_engine_next_piece(engine, away->next + 1);
     away->half = !half;
     HAPT_TRY(fetch(engine, away->next, !half));
     HAPT_TRY(wait_move(engine, half, STATE_IN));
     const double start_s = hapt_time_s();
     HAPT_TRY(hapt_engine_update_run(engine, &away->update, piece->first, piece->end,
-                                    hapt_engine_window_of(engine, piece, half), decay));
+                                    hapt_engine_window_of(engine, piece, half), piece->kind));
     HAPT_TRY(hapt_engine_finish(engine));
     away->kernels_s += hapt_time_s() - start_s;
     return start_move(engine, piece, half, STATE_OUT);
@@ -289,12 +288,13 @@ static const char *name_of(const struct hapt_engine *engine, size_t first)
     return name;
 }
 
-/* Adds the pieces of elements [first, end) of a group's slice; without pieces it only counts them. */
-static void cut(struct hapt_engine *engine, const int *needs, int g, size_t first, size_t end, bool decays)
+/* Adds the pieces of that kind in a group's slice; without pieces it only counts them. */
+static void cut(struct hapt_engine *engine, const int *needs, int g, enum update_kind kind)
 {
     const struct hapt_memory_plan *plan = engine->plan;
     const struct hapt_parameter_group *group = &plan->group[g];
     const size_t most = is_whole(plan) ? plan->window_elements : plan->window_elements / 2;
+    size_t first = update_first(group, kind), end = update_end(group, kind);
     if (first < group->slice_first) first = group->slice_first;
     if (end > group->slice_end) end = group->slice_end;
     for (size_t at = first; at < end; at += most) {
@@ -306,7 +306,7 @@ static void cut(struct hapt_engine *engine, const int *needs, int g, size_t firs
                                        .first = at,
                                        .end = behind,
                                        .state_first = group->state_first + at - group->slice_first,
-                                       .decays = decays,
+                                       .kind = kind,
                                        .name = name_of(engine, at),
                                        .needed = need_of(engine, needs, at, behind)};
     }
@@ -315,11 +315,8 @@ static void cut(struct hapt_engine *engine, const int *needs, int g, size_t firs
 static void cut_all(struct hapt_engine *engine, const int *needs)
 {
     engine->away.piece_count = 0;
-    for (int g = 0; g < HAPT_PARAMETER_GROUPS; g++) {
-        const struct hapt_parameter_group *group = &engine->plan->group[g];
-        cut(engine, needs, g, group->first, group->decayed_end, true);
-        cut(engine, needs, g, group->decayed_end, group->end, false);
-    }
+    for (int g = 0; g < HAPT_PARAMETER_GROUPS; g++)
+        for (enum update_kind kind = 0; kind < UPDATE_KINDS; kind++) cut(engine, needs, g, kind);
 }
 
 static int by_need(const void *first, const void *second)

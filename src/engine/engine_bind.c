@@ -5,10 +5,9 @@
 
 #include "hapt/packing.h"
 
-static const char *optimizer_kernel(int state_count)
-{
-    return state_count == 2 ? "adamw" : "sgd";
-}
+/* Kernels on flat arrays. */
+static const char *const flat_kernels[] = {"zero", "square_sum", "adamw", "sgd", "convert"};
+enum { FLAT_KERNELS = sizeof flat_kernels / sizeof flat_kernels[0] };
 
 static enum hapt_dtype compute_type(const struct hapt_program *program, int op)
 {
@@ -51,10 +50,9 @@ enum hapt_status hapt_engine_check_kernels(const struct hapt_program *program,
                                  hapt_engine_find_kernel(program, options, step->op) != NULL));
         }
     }
-    const char *const flat[] = {"zero", "square_sum", optimizer_kernel(options->state_count), "convert"};
-    for (int k = 0; k < 4; k++)
-        HAPT_TRY(need_kernel(options, flat[k], HAPT_F32,
-                             options->backend->find_kernel(options->device, flat[k], HAPT_F32) != NULL));
+    for (int k = 0; k < FLAT_KERNELS; k++)
+        HAPT_TRY(need_kernel(options, flat_kernels[k], HAPT_F32,
+                             options->backend->find_kernel(options->device, flat_kernels[k], HAPT_F32) != NULL));
     return HAPT_OK;
 }
 
@@ -138,12 +136,11 @@ static size_t flat_scratch(const struct hapt_engine_options *options, const stru
 {
     size_t elements, most = 0;
     const int count = trained_parameters(program, &elements);
-    const char *const name[] = {"zero", "square_sum", optimizer_kernel(options->state_count), "convert"};
     struct hapt_call call = {.input_count = 1, .output_count = 4, .threads = options->threads};
     call.input[0] = hapt_engine_flat_view(NULL, HAPT_F32, elements);
     for (int o = 0; o < 4; o++) call.output[o] = hapt_engine_flat_view(NULL, HAPT_F32, elements);
-    for (int k = 0; k < 4; k++) {
-        const struct hapt_kernel *kernel = options->backend->find_kernel(options->device, name[k], HAPT_F32);
+    for (int k = 0; k < FLAT_KERNELS; k++) {
+        const struct hapt_kernel *kernel = options->backend->find_kernel(options->device, flat_kernels[k], HAPT_F32);
         if (!kernel || !kernel->workspace_bytes) continue;
         const size_t need = kernel->workspace_bytes(&call);
         if (need > most) most = need;
@@ -325,7 +322,8 @@ static enum hapt_status bind_flat(struct hapt_engine *engine)
     engine->zero.call.output[0] =
         hapt_engine_flat_view(engine->memory + plan->gradient_offset, HAPT_F32, plan->zeroed_elements);
     engine->convert = options->backend->find_kernel(options->device, "convert", HAPT_F32);
-    engine->update = options->backend->find_kernel(options->device, optimizer_kernel(options->state_count), HAPT_F32);
+    for (enum update_kind kind = 0; kind < UPDATE_KINDS; kind++)
+        engine->update[kind] = hapt_engine_find_update(options->backend, options->device, options->state_count, kind);
     return HAPT_OK;
 }
 

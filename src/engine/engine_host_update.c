@@ -19,7 +19,7 @@
 
 struct host_updater {
     struct hapt_engine *engine;
-    const struct hapt_kernel *kernel;
+    const struct hapt_kernel *kernel[UPDATE_KINDS];
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t changed; /* asked, ends or reached; on CLOCK_MONOTONIC */
@@ -106,15 +106,16 @@ static enum hapt_status update_piece(struct host_updater *host, int index, int h
                      : plan->host_weights            ? hapt_engine_host_weight(engine, piece->first)
                                                      : (uint16_t *)window(engine, HAPT_WINDOW_COPIES, at);
     struct hapt_call call = {.threads = engine->options.threads};
-    hapt_engine_describe_update(&engine->away.update, piece->decays ? engine->away.update.weight_decay : 0, &call);
+    const int states = piece->kind == UPDATE_STATISTIC ? 0 : plan->state_count;
+    hapt_engine_describe_update(&engine->away.update, piece->kind, &call);
     call.input[0] = hapt_engine_flat_view(gradients, HAPT_F32, elements);
     call.output[0] = hapt_engine_flat_view(master, HAPT_F32, elements);
-    for (int s = 0; s < plan->state_count; s++)
+    for (int s = 0; s < states; s++)
         call.output[1 + s] =
             hapt_engine_flat_view(hapt_engine_state_address(engine, s, piece->state_first), HAPT_F32, elements);
-    if (copy) call.output[1 + plan->state_count] = hapt_engine_flat_view(copy, engine->copy_dtype, elements);
+    if (copy) call.output[call.output_count - 1] = hapt_engine_flat_view(copy, engine->copy_dtype, elements);
     const double begin_s = hapt_time_s();
-    HAPT_TRY(host->kernel->run(&call, NULL));
+    HAPT_TRY(host->kernel[piece->kind]->run(&call, NULL));
     hapt_span_log_add(engine->shared->log, HAPT_SPAN_HOST_UPDATE, begin_s, hapt_time_s());
     return HAPT_OK;
 }
@@ -214,12 +215,13 @@ enum hapt_status hapt_engine_wait_host_update(struct hapt_engine *engine, int pi
 
 enum hapt_status hapt_engine_bind_host_updates(struct hapt_engine *engine)
 {
-    const char *name = engine->plan->state_count == 2 ? "adamw" : "sgd";
     struct host_updater *made = calloc(1, sizeof *made);
     if (!made) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no host memory for an engine");
     made->engine = engine;
-    made->kernel = hapt_backend_find("cpu")->find_kernel(NULL, name, HAPT_F32);
-    HAPT_ASSERT(made->kernel);
+    for (enum update_kind kind = 0; kind < UPDATE_KINDS; kind++) {
+        made->kernel[kind] = hapt_engine_find_update(hapt_backend_find("cpu"), NULL, engine->plan->state_count, kind);
+        HAPT_ASSERT(made->kernel[kind]);
+    }
     pthread_mutex_init(&made->lock, NULL);
     pthread_mutex_init(&made->weights_lock, NULL);
     hapt_time_condition_init(&made->changed);

@@ -45,14 +45,29 @@ struct engine_memory {
     struct hapt_span_log *log;   /* of copies and updates on the host; NULL: none */
 };
 
+/* How elements of a parameter group are updated. Those of a kind follow each other. */
+enum update_kind { UPDATE_DECAYED, UPDATE_UNDECAYED, UPDATE_STATISTIC, UPDATE_KINDS };
+
+static inline size_t update_first(const struct hapt_parameter_group *group, enum update_kind kind)
+{
+    return kind == UPDATE_DECAYED     ? group->first
+           : kind == UPDATE_UNDECAYED ? group->decayed_end
+                                      : group->statistic_first;
+}
+
+static inline size_t update_end(const struct hapt_parameter_group *group, enum update_kind kind)
+{
+    return kind == UPDATE_STATISTIC ? group->end : update_first(group, kind + 1);
+}
+
 /* A part of the parameters, of one group, whose state passes through the window at once (engine_away.c). */
 struct update_piece {
     int group;
-    size_t first, end;  /* elements of the resident blocks */
-    size_t state_first; /* of the state blocks */
-    bool decays;        /* all of them have weight decay, or none */
-    const char *name;   /* of the first parameter of which it has elements */
-    int needed;         /* the first FORWARD step that reads one of its weights; INT_MAX: none */
+    size_t first, end;     /* elements of the resident blocks */
+    size_t state_first;    /* of the state blocks */
+    enum update_kind kind; /* of all of them */
+    const char *name;      /* of the first parameter of which it has elements */
+    int needed;            /* the first FORWARD step that reads one of its weights; INT_MAX: none */
 };
 
 /* Copies of a piece in one direction. */
@@ -142,7 +157,7 @@ struct hapt_engine {
         struct hapt_event *from, *to;
         bool replayed;
     } trial;
-    const struct hapt_kernel *convert, *update;
+    const struct hapt_kernel *convert, *update[UPDATE_KINDS];
     struct away_update away;
     struct weight_places weights;
     struct gradient_places gradients;
@@ -181,11 +196,13 @@ enum hapt_status hapt_engine_run_update_kernels(struct hapt_engine *engine);
 enum hapt_status hapt_engine_update_groups(struct hapt_engine *engine, unsigned groups,
                                            const struct hapt_update *update);
 /* The numbers of a call of an update's kernel. */
-void hapt_engine_describe_update(const struct hapt_update *update, double decay, struct hapt_call *call);
+const struct hapt_kernel *hapt_engine_find_update(const struct hapt_backend *backend, struct hapt_device *device,
+                                                  int state_count, enum update_kind kind);
+void hapt_engine_describe_update(const struct hapt_update *update, enum update_kind kind, struct hapt_call *call);
 /* One call for elements [first, end) of the blocks. Their state is in its device blocks from state_first on, and so are
  * masters that are laid out like it. */
 enum hapt_status hapt_engine_update_run(struct hapt_engine *engine, const struct hapt_update *update, size_t first,
-                                        size_t end, size_t state_first, double decay);
+                                        size_t end, size_t state_first, enum update_kind kind);
 /* Element bounds of the slices of a group's ranks, relative to the group's first element; in engine->bound. */
 const size_t *hapt_engine_slice_bounds(struct hapt_engine *engine, const struct hapt_parameter_group *group);
 /* Address on the device of the compute copies of elements from `element` on; if the weights are sharded, of those in

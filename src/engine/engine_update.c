@@ -58,6 +58,12 @@ static enum hapt_status sum_squares(struct hapt_engine *engine)
     return hapt_engine_finish(engine);
 }
 
+static bool is_statistic(const struct hapt_engine *engine, int parameter)
+{
+    const struct hapt_program *program = engine->program;
+    return program->graph->tensor[program->tensor[parameter].tensor].statistic;
+}
+
 enum hapt_status hapt_engine_square_sum(struct hapt_engine *engine, const double *weight, double *sum)
 {
     if (engine->parameter_count == 0) {
@@ -67,7 +73,8 @@ enum hapt_status hapt_engine_square_sum(struct hapt_engine *engine, const double
     if (!engine->plan->host_gradients) HAPT_TRY(sum_squares(engine));
     double total = 0;
     for (int p = 0; p < engine->parameter_count; p++)
-        total += (weight ? weight[engine->parameter[p]] : 1.0) * engine->square[p];
+        if (!is_statistic(engine, engine->parameter[p]))
+            total += (weight ? weight[engine->parameter[p]] : 1.0) * engine->square[p];
     *sum = total;
     return HAPT_OK;
 }
@@ -113,8 +120,30 @@ void *hapt_engine_own_weight(struct hapt_engine *engine, size_t element)
                : hapt_engine_copy(engine, element);
 }
 
-void hapt_engine_describe_update(const struct hapt_update *update, double decay, struct hapt_call *call)
+const struct hapt_kernel *hapt_engine_find_update(const struct hapt_backend *backend, struct hapt_device *device,
+                                                  int state_count, enum update_kind kind)
 {
+    return backend->find_kernel(device, state_count == 2 && kind != UPDATE_STATISTIC ? "adamw" : "sgd", HAPT_F32);
+}
+
+/* Statistics: SGD without momentum computes w - decay w - rate gradient; here both factors are the rate, and the
+ * gradient is minus the mean over the microbatches. */
+static void describe_statistics(const struct hapt_update *update, struct hapt_call *call)
+{
+    HAPT_ASSERT(update->microbatches > 0);
+    const double sgd[] = {update->statistic_rate, 0, 0, 0, 1, -1.0 / update->microbatches};
+    call->input_count = 1;
+    call->output_count = 3;
+    memcpy(call->real, sgd, sizeof sgd);
+}
+
+void hapt_engine_describe_update(const struct hapt_update *update, enum update_kind kind, struct hapt_call *call)
+{
+    const double decay = kind == UPDATE_DECAYED ? update->weight_decay : 0;
+    if (kind == UPDATE_STATISTIC) {
+        describe_statistics(update, call);
+        return;
+    }
     const double adamw[] = {update->learning_rate, update->beta1, update->beta2,
                             update->epsilon,       decay,         update->gradient_scale};
     const double sgd[] = {update->learning_rate, update->momentum, 0, 0, decay, update->gradient_scale};
@@ -125,37 +154,38 @@ void hapt_engine_describe_update(const struct hapt_update *update, double decay,
 }
 
 enum hapt_status hapt_engine_update_run(struct hapt_engine *engine, const struct hapt_update *update, size_t first,
-                                        size_t end, size_t state_first, double decay)
+                                        size_t end, size_t state_first, enum update_kind kind)
 {
     const struct hapt_memory_plan *plan = engine->plan;
     struct hapt_call call = {.threads = engine->options.threads,
                              .workspace = engine->memory + plan->scratch_offset,
                              .workspace_bytes = plan->scratch_bytes};
-    hapt_engine_describe_update(update, decay, &call);
+    hapt_engine_describe_update(update, kind, &call);
     call.input[0] = resident(engine, plan->gradient_offset, first, end - first);
     int output = 0;
     call.output[output++] =
         resident(engine, plan->master_offset, plan->masters_like_state ? state_first : first, end - first);
-    for (int s = 0; s < plan->state_count; s++)
+    const int states = kind == UPDATE_STATISTIC ? 0 : plan->state_count;
+    for (int s = 0; s < states; s++)
         call.output[output++] = resident(engine, plan->state_offset[s], state_first, end - first);
-    if (plan->state_count == 0) output++; /* no momentum buffer */
+    if (states == 0) output++; /* no momentum buffer */
     if (plan->copy_offset != (size_t)-1)
         call.output[output] =
             hapt_engine_flat_view(plan->host_weights ? (uint16_t *)(engine->memory + plan->copy_offset) + state_first
                                                      : hapt_engine_copy(engine, first),
                                   engine->copy_dtype, end - first);
-    return engine->update->run(&call, engine->queue);
+    return engine->update[kind]->run(&call, engine->queue);
 }
 
-/* Updates elements [first, end) of a group's slice, whose state is on the device. Either all of them have weight decay
- * or none. */
+/* Updates the elements of that kind in a group's slice, whose state is on the device. */
 static enum hapt_status update_block(struct hapt_engine *engine, const struct hapt_update *update,
-                                     const struct hapt_parameter_group *group, size_t first, size_t end, double decay)
+                                     const struct hapt_parameter_group *group, enum update_kind kind)
 {
+    size_t first = update_first(group, kind), end = update_end(group, kind);
     if (first < group->slice_first) first = group->slice_first;
     if (end > group->slice_end) end = group->slice_end;
     if (first >= end) return HAPT_OK;
-    return hapt_engine_update_run(engine, update, first, end, group->state_first + first - group->slice_first, decay);
+    return hapt_engine_update_run(engine, update, first, end, group->state_first + first - group->slice_first, kind);
 }
 
 static enum hapt_status convert(struct hapt_engine *engine, const float *from, void *to, enum hapt_dtype dtype,
@@ -211,8 +241,8 @@ static enum hapt_status update_on_device(struct hapt_engine *engine, unsigned gr
     for (int g = 0; g < HAPT_PARAMETER_GROUPS; g++) {
         const struct hapt_parameter_group *group = &engine->plan->group[g];
         if (!(groups >> g & 1u)) continue;
-        HAPT_TRY(update_block(engine, update, group, group->first, group->decayed_end, update->weight_decay));
-        HAPT_TRY(update_block(engine, update, group, group->decayed_end, group->end, 0));
+        for (enum update_kind kind = 0; kind < UPDATE_KINDS; kind++)
+            HAPT_TRY(update_block(engine, update, group, kind));
     }
     return HAPT_OK;
 }
@@ -407,7 +437,8 @@ enum hapt_status hapt_engine_run_update_kernels(struct hapt_engine *engine)
     const struct hapt_update nothing = {.optimizer =
                                             engine->plan->state_count == 2 ? HAPT_OPTIMIZER_ADAMW : HAPT_OPTIMIZER_SGD,
                                         .epsilon = 1,
-                                        .step = 1};
+                                        .step = 1,
+                                        .microbatches = 1};
     if (engine->plan->state_space == HAPT_SPACE_HOST) {
         HAPT_TRY(hapt_engine_away_begin(engine, (1u << HAPT_PARAMETER_GROUPS) - 1, &nothing));
         HAPT_TRY(hapt_engine_settle(engine));
@@ -415,7 +446,8 @@ enum hapt_status hapt_engine_run_update_kernels(struct hapt_engine *engine)
     for (int g = 0; g < HAPT_PARAMETER_GROUPS; g++) {
         const struct hapt_parameter_group *group = &engine->plan->group[g];
         if (engine->plan->state_space != HAPT_SPACE_HOST)
-            HAPT_TRY(update_block(engine, &nothing, group, group->first, group->end, 0));
+            for (enum update_kind kind = 0; kind < UPDATE_KINDS; kind++)
+                HAPT_TRY(update_block(engine, &nothing, group, kind));
         if (!engine->plan->masters_like_state) HAPT_TRY(convert_group(engine, group));
     }
     for (int t = 0; t < engine->program->tensor_count; t++) {

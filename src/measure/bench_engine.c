@@ -408,6 +408,7 @@ enum hapt_status bench_engines_time_update(struct bench_engines *bench_engines, 
                                  .beta2 = 0.95,
                                  .epsilon = 1e-8,
                                  .gradient_scale = 1,
+                                 .microbatches = 1,
                                  .momentum = bench_engines->options.state_count == 1 ? 0.9 : 0};
     double sample[2][ROUNDS], share[ROUNDS], sum, unused[2];
     for (update.step = 1; update.step <= ROUNDS; update.step++) {

@@ -165,6 +165,7 @@ static enum hapt_status run_step(struct range *range, int microbatches, int step
                                        .beta2 = 0.95,
                                        .epsilon = 1e-8,
                                        .gradient_scale = 1,
+                                       .microbatches = 1,
                                        .step = step + 1,
                                        .momentum = range->stage->options.state_count == 1 ? 0.9 : 0};
     double squares, now_s, then_s;

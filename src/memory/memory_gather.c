@@ -236,14 +236,14 @@ static struct amounts amounts_of(const struct hapt_memory_ranges *made, int tens
     if (made->sharding->storage[tensor] != tensor) return amounts;
     if (local->kind == HAPT_TENSOR_PARAMETER) {
         amounts.elements = tensor_pad((size_t)hapt_tensor_elements(local));
-        amounts.trained = tensor_parameter_class(local) < 2 ? amounts.elements : 0;
+        amounts.trained = local->trainable ? amounts.elements : 0;
         const int gradient = made->graph->tensor[tensor].gradient;
         const unsigned axes = gradient >= 0 ? made->summed_over[made->sharding->storage[gradient]] : 0;
         amounts.summed[axes] = amounts.trained;
         amounts.copies = local->dtype != HAPT_F32;
         amounts.trained_fp32 = local->dtype == HAPT_F32 ? amounts.trained : 0;
     } else if (local->kind == HAPT_TENSOR_INPUT) {
-        *(local->role == HAPT_ROLE_LOSS_SCALE ? &amounts.resident : &amounts.slot) = made->bytes[tensor];
+        *(hapt_tensor_is_scalar_input(local) ? &amounts.resident : &amounts.slot) = made->bytes[tensor];
     } else if (hapt_graph_is_parameter_gradient(made->graph, tensor) && !tensor_is_updating(made->graph, tensor)) {
         amounts.resident = made->bytes[tensor];
     }

@@ -34,8 +34,8 @@ static void find_axes(const struct hapt_program *program, unsigned *axes)
     }
 }
 
-/* The order of parameters in the blocks: by group, those with weight decay first. Frozen ones are last. */
-enum { CLASSES = 3, ORDERS = (HAPT_PARAMETER_GROUPS + 1) * CLASSES };
+/* The order of parameters in the blocks: by group, then by class. Frozen ones are last. */
+enum { CLASSES = TENSOR_PARAMETER_CLASSES, ORDERS = (HAPT_PARAMETER_GROUPS + 1) * CLASSES };
 
 static int order_of(const struct hapt_program *program, int parameter, const unsigned *axes)
 {
@@ -44,7 +44,7 @@ static int order_of(const struct hapt_program *program, int parameter, const uns
     const unsigned group = !tensor->trainable ? HAPT_PARAMETER_GROUPS
                            : gradient >= 0    ? axes[program->tensor[gradient].root]
                                               : 0;
-    return (int)group * CLASSES + tensor_parameter_class(tensor);
+    return (int)group * CLASSES + (int)tensor_parameter_class(tensor);
 }
 
 /* Which weights have compute copies. */
@@ -84,8 +84,11 @@ static enum hapt_status group_parameters(const struct hapt_program *program, str
     number_parameters(program, axes, plan, first, copies);
     for (int g = 0; g < HAPT_PARAMETER_GROUPS; g++) {
         const size_t *its = &first[g * CLASSES];
-        plan->group[g] = (struct hapt_parameter_group){
-            .axes = (unsigned)g, .first = its[0], .decayed_end = its[1], .end = its[CLASSES]};
+        plan->group[g] = (struct hapt_parameter_group){.axes = (unsigned)g,
+                                                       .first = its[0],
+                                                       .decayed_end = its[TENSOR_UNDECAYED],
+                                                       .statistic_first = its[TENSOR_STATISTIC],
+                                                       .end = its[CLASSES]};
     }
     plan->trained_elements = first[HAPT_PARAMETER_GROUPS * CLASSES];
     plan->elements = first[ORDERS];

@@ -119,7 +119,22 @@ enum hapt_status hapt_gradient_share(struct hapt_graph *graph, int op, int tenso
     return hapt_gradient_append(graph, op, "copy", &incoming, 1, &tensor, 1);
 }
 
-/* Marks every tensor that depends on a trainable parameter. */
+/* Marks the parameters that operators use as running statistics. */
+static void mark_statistics(struct hapt_graph *graph)
+{
+    for (int op = 0; op < graph->forward_count; op++)
+        for (int i = 0; i < graph->op[op].input_count; i++)
+            if (hapt_op_type_at(graph->op[op].type)->statistics >> i & 1u)
+                graph->tensor[graph->op[op].input[i]].statistic = true;
+}
+
+static bool is_differentiated(const struct hapt_graph *graph, int tensor)
+{
+    return hapt_gradient_needed(graph, tensor) && !graph->tensor[tensor].statistic;
+}
+
+/* Marks every tensor that depends on a trainable parameter. The loss of a training step depends on no running
+ * statistic. */
 static void mark_needed(struct hapt_graph *graph)
 {
     for (int t = 0; t < graph->tensor_count; t++) {
@@ -129,7 +144,7 @@ static void mark_needed(struct hapt_graph *graph)
     for (int op = 0; op < graph->forward_count; op++) {
         bool depends = false;
         for (int i = 0; i < graph->op[op].input_count; i++)
-            depends = depends || hapt_gradient_needed(graph, graph->op[op].input[i]);
+            depends = depends || is_differentiated(graph, graph->op[op].input[i]);
         for (int o = 0; depends && o < graph->op[op].output_count; o++)
             graph->tensor[graph->op[op].output[o]].gradient = HAPT_GRADIENT_NEEDED;
     }
@@ -178,7 +193,7 @@ static enum hapt_status differentiate_op(struct hapt_graph *graph, int op)
     const struct hapt_op *forward = &graph->op[op];
     const struct hapt_op_type *type = hapt_op_type_at(forward->type);
     bool needed = false;
-    for (int i = 0; i < forward->input_count; i++) needed = needed || hapt_gradient_needed(graph, forward->input[i]);
+    for (int i = 0; i < forward->input_count; i++) needed = needed || is_differentiated(graph, forward->input[i]);
     for (int o = 1; needed && o < forward->output_count; o++) {
         if (graph->tensor[forward->output[o]].gradient < 0) continue;
         return hapt_fail(HAPT_ERR_INPUT, "only the first output of an operator passes gradients on",
@@ -202,6 +217,7 @@ enum hapt_status hapt_graph_differentiate(struct hapt_graph *graph)
     if (graph->op_count > graph->forward_count) return HAPT_OK;
     if (graph->loss < 0) return hapt_fail(HAPT_ERR_INPUT, NULL, "the graph has no loss to differentiate");
     int seed;
+    mark_statistics(graph);
     mark_needed(graph);
     HAPT_TRY(seed_create(graph, &seed));
     if (!hapt_gradient_needed(graph, graph->loss)) return no_trainable();

@@ -11,7 +11,7 @@ static enum hapt_status check_role(const struct hapt_tensor *tensor)
 {
     const char *hint =
         "inputs are tokens and targets ([rows][T] int32), images ([rows][C][H][W] fp32), labels ([rows] int32), "
-        "loss_scale ([1] fp32) and row_keys ([rows][2] int32)";
+        "loss_scale and training ([1] fp32) and row_keys ([rows][2] int32)";
     bool fits = false;
     switch (tensor->role) {
     case HAPT_ROLE_NONE: fits = tensor->kind != HAPT_TENSOR_INPUT; break;
@@ -29,6 +29,7 @@ static enum hapt_status check_role(const struct hapt_tensor *tensor)
         fits = tensor->kind == HAPT_TENSOR_INPUT && tensor->dtype == HAPT_I32 && tensor->dims == 2 &&
                tensor->shape[1] == 2;
         break;
+    case HAPT_ROLE_TRAINING:
     case HAPT_ROLE_LOSS_SCALE:
         fits = tensor->kind == HAPT_TENSOR_INPUT && tensor->dtype == HAPT_F32 && hapt_tensor_elements(tensor) == 1;
         break;

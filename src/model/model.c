@@ -170,7 +170,8 @@ static enum hapt_status check_inputs(const struct hapt_model *model)
                          model->sequence, model->vocab, model->classes);
     for (int t = 0; t < model->graph->tensor_count; t++) {
         const struct hapt_tensor *tensor = &model->graph->tensor[t];
-        if (tensor->kind != HAPT_TENSOR_INPUT || tensor->role == HAPT_ROLE_LOSS_SCALE) continue;
+        if (tensor->kind != HAPT_TENSOR_INPUT) continue;
+        if (hapt_tensor_is_scalar_input(tensor) && hapt_model_input(model, tensor->role) == t) continue;
         const bool of_images = tensor->role == HAPT_ROLE_IMAGES || tensor->role == HAPT_ROLE_LABELS;
         const bool first = hapt_model_input(model, tensor->role) == t;
         const bool keys = tensor->role == HAPT_ROLE_ROW_KEYS;
@@ -260,7 +261,7 @@ int64_t hapt_model_parameter_count(const struct hapt_model *model)
     for (int t = 0; t < model->graph->tensor_count; t++) {
         const struct hapt_tensor *tensor = &model->graph->tensor[t];
         const struct hapt_tensor published = hapt_tensor_published(tensor);
-        if (tensor->kind == HAPT_TENSOR_PARAMETER) count += hapt_tensor_elements(&published);
+        if (tensor->kind == HAPT_TENSOR_PARAMETER && !tensor->statistic) count += hapt_tensor_elements(&published);
     }
     return count;
 }

@@ -25,13 +25,15 @@
 #include "hapt/model.h"
 #include "hapt/ops.h"
 #include "hapt/progress.h"
+#include "init.h"
 #include "weights.h"
 
 #define FORMAT "hapt-model"
 enum { VERSION = 1, MAX_OPTIONS = 64, MAX_NAME = 200 };
 
 static const char *const kind_names[] = {"input", "parameter", "activation"};
-static const char *const role_names[] = {"", "tokens", "targets", "loss_scale", "images", "labels", "row_keys"};
+static const char *const role_names[] = {"",       "tokens", "targets",  "loss_scale",
+                                         "images", "labels", "row_keys", "training"};
 static const char *const init_names[] = {"zero", "one", "normal"};
 #define COUNT(array) ((int)(sizeof(array) / sizeof(array)[0]))
 
@@ -199,7 +201,10 @@ enum hapt_status hapt_model_save_with(const struct hapt_model *model, const stru
 static enum hapt_status read_from_file(void *context, const struct hapt_tensor *parameter, float *value)
 {
     const struct hapt_tensor published = hapt_tensor_published(parameter);
-    return hapt_weights_read(context, &published, 0, published.shape[0], value);
+    if (!parameter->statistic || hapt_weights_exist(context, &published))
+        return hapt_weights_read(context, &published, 0, published.shape[0], value);
+    hapt_init_values(0, &published, 0, hapt_tensor_elements(&published), value); /* their rules need no seed */
+    return HAPT_OK;
 }
 
 enum hapt_status hapt_model_save(const struct hapt_model *model, const char *weights, const char *data,

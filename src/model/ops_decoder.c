@@ -1,6 +1,6 @@
 /*
- * Rows of the operator table: what published models add, and backward passes of norms with frozen parameters. This
- * group is the last one: numbers of the other types, and so the order of layers' structures, do not change.
+ * Rows of the operator table: what published models add, and backward passes of norms with frozen parameters. New
+ * groups follow the older ones: numbers of the other types, and so the order of layers' structures, do not change.
  */
 #include "hapt/packing.h"
 #include "ops_rows.h"

@@ -66,8 +66,8 @@ static enum hapt_status infer_flatten(const struct hapt_graph *graph, const stru
 }
 
 /* N must be at least the number of rows and pixels in this tensor. */
-static enum hapt_status infer_statistics(const struct hapt_graph *graph, const struct hapt_op *op,
-                                         struct hapt_tensor *output)
+enum hapt_status hapt_op_infer_statistics(const struct hapt_graph *graph, const struct hapt_op *op,
+                                          struct hapt_tensor *output)
 {
     const int64_t *x = graph->tensor[op->input[0]].shape;
     (void)output;
@@ -129,7 +129,7 @@ static bool made_of(const struct hapt_graph *graph, int norm, int tensor, const 
            (mean < 0 || op->input[1] == mean);
 }
 
-static int forward_readers(const struct hapt_graph *graph, int tensor)
+int hapt_op_forward_readers(const struct hapt_graph *graph, int tensor)
 {
     int count = 0;
     for (int op = 0; op < graph->forward_count; op++)
@@ -140,7 +140,7 @@ static int forward_readers(const struct hapt_graph *graph, int tensor)
 /* batch_norm_dx computes the complete gradient of x, including the parts through mean and variance. (The variance does
  * not depend on the mean it is taken around: the deviations from it sum to 0.) So batch_mean and batch_variance add
  * nothing. They must not have other readers than the variance and this operator. */
-static enum hapt_status gradient_batch_norm(struct hapt_graph *graph, int op)
+enum hapt_status hapt_gradient_batch_norm(struct hapt_graph *graph, int op)
 {
     const int *in = graph->op[op].input;
     const int x = in[0], mean = in[1], variance = in[2], gamma = in[3], beta = in[4];
@@ -148,7 +148,7 @@ static enum hapt_status gradient_batch_norm(struct hapt_graph *graph, int op)
     if (!made_of(graph, op, mean, "batch_mean", x, -1) || !made_of(graph, op, variance, "batch_variance", x, mean))
         return hapt_fail(HAPT_ERR_INPUT, "give each its own batch_mean and batch_variance of its input",
                          "operator %s does not normalise by the statistics of its own input", graph->op[op].name);
-    if (forward_readers(graph, mean) != 2 || forward_readers(graph, variance) != 1)
+    if (hapt_op_forward_readers(graph, mean) != 2 || hapt_op_forward_readers(graph, variance) != 1)
         return hapt_fail(HAPT_ERR_INPUT, "give each its own batch_mean and batch_variance of its input",
                          "statistics of operator %s have other readers, whose gradients would be lost",
                          graph->op[op].name);
@@ -199,13 +199,13 @@ const struct hapt_op_type hapt_ops_image[] = {
     {.name = "flatten", .signature = "bcx!y!->bf/c", .dtypes = "c->c", .infer = infer_flatten, .backward = "flatten_dx", .backward_operands = "d>0",
      .attributes = "x -> rows with the pixels of all channels"},
     {.name = "flatten_dx", .signature = "bf/c->bcx!y!", .dtypes = "c->c", .attributes = "dy -> dx"},
-    {.name = "batch_mean", .counts_batch = true, .signature = "bcx!y!->c", .dtypes = "c->f", .flops_per_element = 1, .infer = infer_statistics,
+    {.name = "batch_mean", .counts_batch = true, .signature = "bcx!y!->c", .dtypes = "c->f", .flops_per_element = 1, .infer = hapt_op_infer_statistics,
      .gradient = gradient_statistics, .attributes = "x -> sum of x / N; integer[0] N, of the full batch"},
     {.name = "batch_variance", .counts_batch = true, .signature = "bcx!y!,c->c", .dtypes = "cf->f", .flops_per_element = 3,
-     .infer = infer_statistics, .gradient = gradient_statistics,
+     .infer = hapt_op_infer_statistics, .gradient = gradient_statistics,
      .attributes = "x, mean -> sum of (x - mean)^2 / N; integer[0] N, of the full batch"},
     {.name = "batch_norm", .counts_batch = true, .signature = "bcx!y!,c,c,c,c->bcx!y!", .dtypes = "cffcc->c", .flops_per_element = 2,
-     .infer = infer_statistics, .gradient = gradient_batch_norm,
+     .infer = hapt_op_infer_statistics, .gradient = hapt_gradient_batch_norm,
      .attributes = "x, mean, variance, gamma, beta -> y; integer[0] N, of the full batch, real[0] epsilon"},
     {.name = "batch_norm_sums", .signature = "bcx!y!,c,c,c,bcx!y!->c,c,c,c", .dtypes = "cffcc->ffff", .flops_per_element = 5,
      .attributes = "x, mean, variance, gamma, dy -> dmean, dvariance, dgamma, dbeta; as batch_norm"},

@@ -12,7 +12,7 @@
 
 /* Each group ends with a row without a name. */
 extern const struct hapt_op_type hapt_ops_transformer[], hapt_ops_llama[], hapt_ops_patches[], hapt_ops_moe[],
-    hapt_ops_image[], hapt_ops_collective[], hapt_ops_decoder[];
+    hapt_ops_image[], hapt_ops_collective[], hapt_ops_decoder[], hapt_ops_running[];
 
 /* Gradient rule of y = product of x and w, plus a bias. Operator `dx` computes x's gradient from dy and w, operator
  * `dw` those of w and the bias from x and dy. */
@@ -22,6 +22,12 @@ enum hapt_status hapt_op_infer_rms_norm(const struct hapt_graph *graph, const st
                                         struct hapt_tensor *output);
 enum hapt_status hapt_op_infer_gate(const struct hapt_graph *graph, const struct hapt_op *op,
                                     struct hapt_tensor *output);
+enum hapt_status hapt_op_infer_statistics(const struct hapt_graph *graph, const struct hapt_op *op,
+                                          struct hapt_tensor *output);
+/* Gradient rule of batch_norm, and of an operator with the same first five inputs. */
+enum hapt_status hapt_gradient_batch_norm(struct hapt_graph *graph, int op);
+/* Number of forward operators' inputs that are this tensor. */
+int hapt_op_forward_readers(const struct hapt_graph *graph, int tensor);
 /* HAPT_ERR_INPUT: "operator NAME (TYPE): what". */
 enum hapt_status hapt_op_bad_attribute(const struct hapt_op *op, const char *what);
 

@@ -59,6 +59,13 @@ static enum hapt_status read_stack(struct hapt_h5 *file, const struct hapt_tenso
                      "%s contains %s, the model has only %lld of these", hapt_h5_path(file), path, (long long)total);
 }
 
+bool hapt_weights_exist(struct hapt_h5 *file, const struct hapt_tensor *parameter)
+{
+    char path[MAX_PATH];
+    element_path(parameter->name, parameter->dims, 0, path);
+    return hapt_h5_exists(file, path);
+}
+
 enum hapt_status hapt_weights_read(struct hapt_h5 *file, const struct hapt_tensor *parameter, int64_t first,
                                    int64_t count, float *value)
 {

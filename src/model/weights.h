@@ -10,6 +10,9 @@
 enum hapt_status hapt_weights_read(struct hapt_h5 *file, const struct hapt_tensor *parameter, int64_t first,
                                    int64_t count, float *value);
 
+/* True if the file holds /parameters/NAME of a parameter that is no stack. */
+bool hapt_weights_exist(struct hapt_h5 *file, const struct hapt_tensor *parameter);
+
 /* Checks the data of `path` that the model learns from, and copies them into the model's file. */
 enum hapt_status hapt_model_copy_data(struct hapt_h5 *file, const struct hapt_model *model, const char *path,
                                       struct hapt_arena *arena);

@@ -51,6 +51,7 @@ struct zoo {
     double dropout; /* zoo_take_dropout */
     int dropouts;   /* operators so far */
     int row_keys;   /* their input, once there is one */
+    int training;   /* zoo_follow_statistics: the input; -1: batch norms keep no running statistics */
 };
 
 /* Reads --dtype and the sizes, and records them and the options in `numbers` (ended by NULL) as the model's settings.
@@ -118,7 +119,11 @@ enum hapt_status zoo_images(struct zoo *zoo, const struct hapt_config *config, s
 /* y = convolution of x [rows][in][h][w]; PREFIX.weight [out][in][kernel][kernel], PREFIX.bias [out]. */
 enum hapt_status zoo_convolution(struct zoo *zoo, const char *prefix, const struct zoo_convolution *convolution, int x,
                                  int *y);
-/* y = batch norm of x with the statistics of the microbatch; PREFIX.weight, PREFIX.bias [channels]. */
+/* Reads --running-statistics, records it, and adds the input that batch norms with such statistics need. */
+enum hapt_status zoo_follow_statistics(struct zoo *zoo, const struct hapt_config *config, struct hapt_arena *arena,
+                                       struct hapt_model *model);
+/* y = batch norm of x with the statistics of the microbatch; PREFIX.weight, PREFIX.bias [channels], and with running
+ * statistics PREFIX.running_mean, PREFIX.running_var [channels]. */
 enum hapt_status zoo_batch_norm(struct zoo *zoo, const char *prefix, int x, int *y);
 enum hapt_status zoo_relu(struct zoo *zoo, const char *name, int x, int *y);
 enum hapt_status zoo_max_pool(struct zoo *zoo, const char *name, int64_t kernel, int64_t stride, int64_t padding, int x,

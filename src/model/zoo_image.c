@@ -65,13 +65,35 @@ enum hapt_status zoo_convolution(struct zoo *zoo, const char *prefix, const stru
     return hapt_graph_add_op(zoo->graph, "conv2d", prefix, input, 3, attributes, NULL, y);
 }
 
+enum hapt_status zoo_follow_statistics(struct zoo *zoo, const struct hapt_config *config, struct hapt_arena *arena,
+                                       struct hapt_model *model)
+{
+    const int64_t one = 1;
+    const bool follows = hapt_config_bool(config, "running-statistics");
+    zoo->training = -1;
+    HAPT_TRY(hapt_model_set(model, arena, "running-statistics", follows ? "yes" : "no"));
+    if (!follows) return HAPT_OK;
+    return zoo_input(zoo, "training", HAPT_ROLE_TRAINING, HAPT_F32, 1, &one, &zoo->training);
+}
+
+static enum hapt_status running_statistics(struct zoo *zoo, const char *prefix, int64_t channels, int input[3])
+{
+    char name[MAX_NAME];
+    snprintf(name, sizeof name, "%s.running_mean", prefix);
+    HAPT_TRY(zoo_parameter(zoo, name, 1, &channels, HAPT_INIT_ZERO, 0, &input[0]));
+    snprintf(name, sizeof name, "%s.running_var", prefix);
+    HAPT_TRY(zoo_parameter(zoo, name, 1, &channels, HAPT_INIT_ONE, 0, &input[1]));
+    input[2] = zoo->training;
+    return HAPT_OK;
+}
+
 enum hapt_status zoo_batch_norm(struct zoo *zoo, const char *prefix, int x, int *y)
 {
     char name[MAX_NAME];
     const int64_t *shape = zoo->graph->tensor[x].shape, channels = shape[1];
     const int64_t count[HAPT_MAX_ATTRIBUTES] = {shape[0] * shape[2] * shape[3]};
     const double epsilon[HAPT_MAX_ATTRIBUTES] = {1e-5};
-    int input[5] = {x}; /* mean, variance, gamma, beta */
+    int input[8] = {x}; /* mean, variance, gamma, beta; running mean and variance, training */
     snprintf(name, sizeof name, "%s.mean", prefix);
     HAPT_TRY(hapt_graph_add_op(zoo->graph, "batch_mean", name, input, 1, count, NULL, &input[1]));
     snprintf(name, sizeof name, "%s.variance", prefix);
@@ -80,7 +102,9 @@ enum hapt_status zoo_batch_norm(struct zoo *zoo, const char *prefix, int x, int 
     HAPT_TRY(zoo_parameter(zoo, name, 1, &channels, HAPT_INIT_ONE, 0, &input[3]));
     snprintf(name, sizeof name, "%s.bias", prefix);
     HAPT_TRY(zoo_parameter(zoo, name, 1, &channels, HAPT_INIT_ZERO, 0, &input[4]));
-    return hapt_graph_add_op(zoo->graph, "batch_norm", prefix, input, 5, count, epsilon, y);
+    if (zoo->training < 0) return hapt_graph_add_op(zoo->graph, "batch_norm", prefix, input, 5, count, epsilon, y);
+    HAPT_TRY(running_statistics(zoo, prefix, channels, &input[5]));
+    return hapt_graph_add_op(zoo->graph, "batch_norm_running", prefix, input, 8, count, epsilon, y);
 }
 
 enum hapt_status zoo_relu(struct zoo *zoo, const char *name, int x, int *y)

@@ -1,7 +1,7 @@
 /*
  * ResNet of bottleneck blocks (1x1, 3x3, 1x1 convolutions around a shortcut; a stage's first block strides in its 3x3),
  * after a 7x7/2 convolution and a 3x3/2 max pool. Names and layouts are torchvision's. Batch norm uses the statistics
- * of the full microbatch, even if it is sharded. Running averages are not kept: only inference needs them.
+ * of the full microbatch, even if it is sharded, and keeps running ones for passes over held-out rows.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -53,6 +53,7 @@ enum hapt_status hapt_zoo_resnet(const struct hapt_config *config, struct hapt_a
     HAPT_TRY(zoo_begin(&zoo, config, numbers, arena, model));
     HAPT_TRY(zoo_take_stages(config, 1, arena, model, &stages));
     HAPT_TRY(zoo_images(&zoo, config, model, &x, &labels));
+    HAPT_TRY(zoo_follow_statistics(&zoo, config, arena, model));
     HAPT_TRY(convolution_and_norm(&zoo, "conv1", "bn1", stem, x, &x));
     HAPT_TRY(zoo_relu(&zoo, "relu", x, &x));
     HAPT_TRY(zoo_max_pool(&zoo, "maxpool", 3, 2, 1, x, &x));

@@ -307,7 +307,8 @@ void hapt_data_read(const struct hapt_data *data, enum hapt_tensor_role role, in
         case HAPT_ROLE_LABELS: copy_targets(data, step, first + r, (int32_t *)values + r * layout->target_width); break;
         case HAPT_ROLE_ROW_KEYS: make_key(data, step, first + r, (int32_t *)values + 2 * r); break;
         case HAPT_ROLE_NONE:
-        case HAPT_ROLE_LOSS_SCALE: HAPT_ASSERT(!"a role that data fill");
+        case HAPT_ROLE_LOSS_SCALE:
+        case HAPT_ROLE_TRAINING: HAPT_ASSERT(!"a role that data fill");
         }
     }
 }

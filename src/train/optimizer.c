@@ -53,6 +53,7 @@ void hapt_optimizer_options(const struct hapt_config *config, struct hapt_optimi
         .momentum = hapt_config_real(config, "momentum"),
         .weight_decay = hapt_config_real(config, "weight-decay"),
         .clip_norm = hapt_config_real(config, "clip-norm"),
+        .statistic_rate = hapt_config_real(config, "batch-norm-momentum"),
         .warmup_steps = hapt_config_int(config, "warmup-steps"),
         .decay_steps = hapt_config_int(config, "decay-steps"),
         .steps = hapt_config_int(config, "steps"),
@@ -84,7 +85,7 @@ double hapt_optimizer_rate(const struct hapt_optimizer_options *options, int64_t
     }
 }
 
-void hapt_optimizer_update(const struct hapt_optimizer_options *options, int64_t step, double norm,
+void hapt_optimizer_update(const struct hapt_optimizer_options *options, int64_t step, double norm, int microbatches,
                            struct hapt_update *update)
 {
     const bool clips = options->clip_norm > 0 && norm > options->clip_norm;
@@ -97,6 +98,8 @@ void hapt_optimizer_update(const struct hapt_optimizer_options *options, int64_t
         .weight_decay = options->weight_decay,
         .momentum = options->momentum,
         .gradient_scale = clips ? options->clip_norm / norm : 1,
+        .statistic_rate = options->statistic_rate,
+        .microbatches = microbatches,
         .step = step + 1,
     };
 }

@@ -325,7 +325,8 @@ static enum hapt_status agree_on_step(void *context, struct hapt_update *update,
     step->skips = computes && loss_scale_overflows(&run->scale, step->loss, step->norm);
     step->refuses = computes && !step->skips && (!isfinite(step->loss) || !isfinite(step->norm));
     if (step->skips) step->norm = INFINITY;
-    hapt_optimizer_update(&run->optimizer, step->number, computes ? step->norm : 0, &step->update);
+    hapt_optimizer_update(&run->optimizer, step->number, computes ? step->norm : 0, run->plan->microbatches,
+                          &step->update);
     step->update.gradient_scale /= run->scale.value;
     step->update.step -= run->scale.skipped;
     *update = step->update;

@@ -23,6 +23,26 @@ static enum hapt_status finish_puts(const struct worker *worker)
     return worker->backend->wait(worker->backend->record(worker->backend->queue(worker->device, 0)));
 }
 
+static bool is_scalar(const struct stage_input *input)
+{
+    return input->role == HAPT_ROLE_LOSS_SCALE || input->role == HAPT_ROLE_TRAINING;
+}
+
+/* Sets the inputs that stay during the passes of a step, or those over held-out rows. */
+static enum hapt_status put_scalars(struct stage *stage, bool trains)
+{
+    const struct worker *worker = stage->worker;
+    const float training = trains,
+                scale = worker->data && trains
+                            ? (float)(worker->loss_scale / (double)hapt_data_targets(worker->data, worker->data_step))
+                            : 0;
+    for (int i = 0; i < stage->input_count; i++)
+        if (is_scalar(&stage->input[i]))
+            HAPT_TRY(
+                put(stage, stage->input[i].tensor, 0, stage->input[i].role == HAPT_ROLE_TRAINING ? &training : &scale));
+    return finish_puts(worker); /* they are local variables */
+}
+
 static enum hapt_status put_inputs(struct stage *stage, int microbatch, int slot)
 {
     const struct worker *worker = stage->worker;
@@ -30,7 +50,7 @@ static enum hapt_status put_inputs(struct stage *stage, int microbatch, int slot
         const struct stage_input *input = &stage->input[i];
         const int first = microbatch * worker->model->microbatch + input->first_row;
         const void *value = worker->row_buffer;
-        if (input->role == HAPT_ROLE_LOSS_SCALE) continue;
+        if (is_scalar(input)) continue;
         hapt_data_read(worker->data, input->role, worker->data_step, first, input->rows, worker->row_buffer);
         if (input->runs.count > 0) {
             hapt_strided_pack(&input->runs, worker->row_buffer, 0, hapt_strided_bytes(&input->runs),
@@ -60,12 +80,8 @@ static void begin_forward(struct stage *stage, int microbatches)
 static enum hapt_status begin_step(struct stage *stage)
 {
     const struct worker *worker = stage->worker;
-    const float scale =
-        worker->data ? (float)(worker->loss_scale / (double)hapt_data_targets(worker->data, worker->data_step)) : 0;
     HAPT_TRY(hapt_engine_begin_step(stage->engine));
-    for (int i = 0; i < stage->input_count; i++)
-        if (stage->input[i].role == HAPT_ROLE_LOSS_SCALE) HAPT_TRY(put(stage, stage->input[i].tensor, 0, &scale));
-    HAPT_TRY(finish_puts(worker)); /* `scale` is a local variable */
+    HAPT_TRY(put_scalars(stage, true));
     begin_forward(stage, worker->plan->microbatches);
     expect(stage, &stage->backward_in, worker->plan->microbatches);
     return HAPT_OK;
@@ -410,6 +426,7 @@ enum hapt_status worker_run_forward(struct worker *worker, const struct hapt_dat
             for (int f = 0; f < flows[k]->count; f++)
                 hapt_comm_thread_leave_untimed(worker->comm_thread, flows[k]->flow[f], worker->forward_sequence,
                                                microbatches);
+        HAPT_TRY(put_scalars(stage, false));
         begin_forward(stage, microbatches);
     }
     if (worker->trace.spans.capacity > 0) hapt_span_log_pause(&worker->trace.spans, true);

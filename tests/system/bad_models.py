@@ -30,6 +30,14 @@ def attribute(kind, index, value, table="integer"):
     return change
 
 
+def reads(kind, to, source, other=None):
+    """Input `to` becomes input `source` of the first operator, or of operator `other`."""
+    def change(file):
+        value = file["/operators/input"][...][find(file, other or kind), source]
+        attribute(kind, to, value, "input")(file)
+    return change
+
+
 def real(kind, value):
     return attribute(kind, 0, value, "real")
 
@@ -65,9 +73,12 @@ CASES = {
             "pool-padding-negative": (attribute("max_pool", 2, -2**63), "padding"),
             "collective": (retype("relu", "all_reduce"), "all_reduce"),
             "backward-frozen": (frozen("relu", "slice"), "slice belongs in sharded graphs only")},
-    "resnet": {"count0": (attribute("batch_mean", 0, 0), "N is less"), "count-negative": (attribute("batch_norm", 0, -5), "N is less"),
+    "resnet": {"count0": (attribute("batch_mean", 0, 0), "N is less"), "count-negative": (attribute("batch_norm_running", 0, -5), "N is less"),
                "count-other": (attribute("batch_mean", 0, 10**9), "statistics of its own input"),
-               "epsilon": (real("batch_norm", -1.0), "epsilon"), "epsilon-nan": (real("batch_norm", np.nan), "attribute")},
+               "running-mean": (reads("batch_norm_running", 5, 1), "are no parameters"),
+               "running-twice": (reads("batch_variance", 1, 5, "batch_norm_running"), "other readers"),
+               "training": (reads("batch_norm_running", 7, 0, "conv2d"), "tensor images"),
+               "epsilon": (real("batch_norm_running", -1.0), "epsilon"), "epsilon-nan": (real("batch_norm_running", np.nan), "attribute")},
     "bert-moe": {"chosen0": (attribute("moe_gate", 0, 0), "experts"), "chosen-more": (attribute("moe_gate", 0, 9), "experts"),
                  "experts0": (attribute("moe_dispatch", 0, 0), "experts"), "experts-huge": (attribute("moe_dispatch", 0, HUGE), "shape"),
                  "capacity-negative": (attribute("moe_dispatch", 1, -1), "capacity"),

@@ -15,6 +15,7 @@ class Weights(dict):
 
     def __init__(self, seed):
         super().__init__()
+        self.running = {}  # statistics of batch norms by name; hapt's ResNet has one microbatch a step here
         self.random = np.random.default_rng(seed)
 
     def of(self, name, *shape, around=0.0, spread=0.05):
@@ -41,7 +42,9 @@ class Weights(dict):
     def batch_norm(self, name, x):
         channels = x.shape[1]
         weight, bias = self.of(name + ".weight", channels, around=1), self.of(name + ".bias", channels)
-        return F.batch_norm(x, None, None, weight, bias, training=True, eps=1e-5)
+        mean = self.running.setdefault(name + ".running_mean", torch.zeros(channels, dtype=x.dtype))
+        variance = self.running.setdefault(name + ".running_var", torch.ones(channels, dtype=x.dtype))
+        return F.batch_norm(x, mean, variance, weight, bias, training=True, momentum=0.1, eps=1e-5)
 
 
 def heads_of(x, heads):
@@ -225,7 +228,7 @@ def train(forward, shape, initial, inputs, targets, kind):
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
-    return losses, {name: value.detach().double().numpy() for name, value in w.items()}
+    return losses, {name: value.detach().double().numpy() for name, value in {**w, **w.running}.items()}
 
 
 def make(path, family, seed, **shape):

@@ -457,17 +457,90 @@ static void check_batch_norm(const int64_t *shape, enum hapt_dtype dtype, int th
     for (size_t i = 0; i < sizeof made / sizeof *made; i++) tensor_free(made[i]);
 }
 
+/* In training the bits are batch_norm's. Else x is normalised by the running statistics. */
+static void check_batch_norm_running(const int64_t *shape, enum hapt_dtype dtype, int threads)
+{
+    struct tensor x = tensor_make(dtype, shape, -1, 3), y = tensor_make(dtype, shape, 0, 0),
+                  same = tensor_make(dtype, shape, 0, 0);
+    struct tensor gamma = TENSOR(dtype, -2, 2, shape[1]), beta = TENSOR(dtype, -1, 1, shape[1]);
+    struct tensor mean = TENSOR(HAPT_F32, -1, 1, shape[1]), variance = TENSOR(HAPT_F32, 0.5, 2, shape[1]);
+    struct tensor running_mean = TENSOR(dtype, -2, 2, shape[1]), running_variance = TENSOR(dtype, 0.5, 3, shape[1]);
+    const int64_t one = 1, pixels = shape[2] * shape[3];
+    struct tensor training = TENSOR(HAPT_F32, 1, 1, one);
+    const double unit = dtype != HAPT_F32 ? HALF_UNIT(dtype) : 0;
+    double *expected = malloc((size_t)y.count * sizeof *expected);
+    struct hapt_call call = {.input_count = 5,
+                             .output_count = 1,
+                             .input = {x.view, mean.view, variance.view, gamma.view, beta.view, running_mean.view,
+                                       running_variance.view, training.view},
+                             .output = {same.view},
+                             .integer = {shape[0] * pixels},
+                             .real = {1e-3},
+                             .threads = threads};
+    kernel_run("batch_norm", dtype, &call);
+    call.input_count = 8, call.output[0] = y.view;
+    kernel_run("batch_norm_running", dtype, &call);
+    CHECK(memcmp(y.view.data, same.view.data, (size_t)y.count * hapt_dtype_bytes(dtype)) == 0);
+    *(float *)training.view.data = 0;
+    kernel_run("batch_norm_running", dtype, &call);
+    for (int64_t i = 0; i < y.count; i++) {
+        const int64_t c = i / pixels % shape[1];
+        expected[i] = (x.value[i] - running_mean.value[c]) / sqrt(running_variance.value[c] + 1e-3) * gamma.value[c] +
+                      beta.value[c];
+    }
+    check_close(&y.view, expected, 2e-6 + unit, "batch_norm by running statistics");
+    free(expected);
+    struct tensor *made[] = {&x,       &y, &same, &gamma, &beta, &mean, &variance, &running_mean, &running_variance,
+                             &training};
+    for (size_t i = 0; i < sizeof made / sizeof *made; i++) tensor_free(made[i]);
+}
+
+/* The variance of a sample is larger by N / (N - 1), but not for N = 1. */
+static void batch_norm_statistics(void)
+{
+    for (int64_t count = 1; count <= 7; count += 3)
+        for (unsigned add = 0; add < 2; add++) {
+            const int64_t channels = 37;
+            const double factor = count == 1 ? 1 : (double)count / (double)(count - 1);
+            struct tensor mean = TENSOR(HAPT_F32, -1, 1, channels), variance = TENSOR(HAPT_F32, 0, 2, channels),
+                          sum = TENSOR(HAPT_F32, -1, 1, channels), square = TENSOR(HAPT_F32, 0, 3, channels);
+            double expected[2][37];
+            for (int c = 0; c < channels; c++) {
+                expected[0][c] = mean.value[c] + (add ? sum.value[c] : 0);
+                expected[1][c] = factor * variance.value[c] + (add ? square.value[c] : 0);
+            }
+            struct hapt_call call = {.input_count = 2,
+                                     .output_count = 2,
+                                     .input = {mean.view, variance.view},
+                                     .output = {sum.view, square.view},
+                                     .integer = {count},
+                                     .accumulate = add * 3,
+                                     .threads = 1};
+            kernel_run("batch_norm_statistics", HAPT_F32, &call);
+            check_close(&sum.view, expected[0], 1e-6, "statistics: mean");
+            check_close(&square.view, expected[1], 1e-6, "statistics: variance");
+            tensor_free(&mean);
+            tensor_free(&variance);
+            tensor_free(&sum);
+            tensor_free(&square);
+        }
+}
+
 static void batch_norms(void)
 {
     static const int64_t shapes[][5] = {{4, 3, 2, 3, 0}, {2, 5, 7, 9, 0}, {3, 8, 4, 4, 0}, {6, 17, 1, 1, 0}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-        for (int v = 0; v < 4 && !is_repeat(v & 2); v++) check_batch_norm(shapes[i], types[v & 1], v & 2 ? 2 : 1);
+        for (int v = 0; v < 4 && !is_repeat(v & 2); v++) {
+            check_batch_norm(shapes[i], types[v & 1], v & 2 ? 2 : 1);
+            check_batch_norm_running(shapes[i], types[v & 1], v & 2 ? 2 : 1);
+        }
 }
 
 int main(int argc, char **argv)
 {
     kernels_init(&argc, &argv);
     RUN(convolution_shares);
+    RUN(batch_norm_statistics);
     for (HALF_TYPES(half)) {
         types[1] = half;
         RUN(convolutions);

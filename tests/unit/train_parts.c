@@ -164,12 +164,12 @@ static void clipping(void)
 {
     const struct hapt_optimizer_options options = {.learning_rate = 1, .clip_norm = 2};
     struct hapt_update update;
-    hapt_optimizer_update(&options, 4, 1.9, &update);
-    CHECK(update.gradient_scale == 1 && update.step == 5);
-    hapt_optimizer_update(&options, 4, 8, &update);
+    hapt_optimizer_update(&options, 4, 1.9, 8, &update);
+    CHECK(update.gradient_scale == 1 && update.step == 5 && update.microbatches == 8);
+    hapt_optimizer_update(&options, 4, 8, 1, &update);
     CHECK(update.gradient_scale == 0.25);
     const struct hapt_optimizer_options unlimited = {.learning_rate = 1};
-    hapt_optimizer_update(&unlimited, 0, 1e9, &update);
+    hapt_optimizer_update(&unlimited, 0, 1e9, 1, &update);
     CHECK(update.gradient_scale == 1);
 }
 

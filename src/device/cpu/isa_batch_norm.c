@@ -54,9 +54,14 @@ INLINE void batch_variance(const struct hapt_call *call, bool half)
     statistic(call, half, call->input[1].data);
 }
 
+INLINE float rstd_of(const struct hapt_call *call, float variance)
+{
+    return (float)(1 / sqrt((double)variance + call->real[0]));
+}
+
 INLINE float channel_rstd(const struct hapt_call *call, int64_t channel)
 {
-    return (float)(1 / sqrt((double)((const float *)call->input[2].data)[channel] + call->real[0]));
+    return rstd_of(call, ((const float *)call->input[2].data)[channel]);
 }
 
 INLINE float channel_gamma(const struct hapt_call *call, int64_t channel, bool half)
@@ -64,25 +69,54 @@ INLINE float channel_gamma(const struct hapt_call *call, int64_t channel, bool h
     return load(call->input[3].data, channel, 1, half)[0];
 }
 
-/* input: x, mean, variance, gamma, beta */
-INLINE void batch_norm(const struct hapt_call *call, bool half)
+/* Normalises by means and variances [channels], which are half or fp32. */
+INLINE void normalise(const struct hapt_call *call, bool half, const void *means, const void *variances,
+                      bool half_statistics)
 {
     const struct images n = images_of(&call->input[0]);
     const void *x = call->input[0].data, *beta = call->input[4].data;
-    const float *mean = call->input[1].data;
     void *y = call->output[0].data;
     const bool accumulate = call->accumulate & 1u;
 #pragma omp parallel for schedule(static) num_threads(threads_for(call, n.rows *n.channels *n.pixels))
     for (int64_t image = 0; image < n.rows * n.channels; image++) {
         const int64_t c = image % n.channels;
-        const float factor = channel_gamma(call, c, half) * channel_rstd(call, c), shift = load(beta, c, 1, half)[0];
+        const float mean = load(means, c, 1, half_statistics)[0], variance = load(variances, c, 1, half_statistics)[0];
+        const float factor = channel_gamma(call, c, half) * rstd_of(call, variance), shift = load(beta, c, 1, half)[0];
         for (int64_t i = 0; i < n.pixels; i += LANES) {
             const int64_t at = image * n.pixels + i, left = n.pixels - i;
-            vector value = (load(x, at, left, half) - mean[c]) * factor + shift;
+            vector value = (load(x, at, left, half) - mean) * factor + shift;
             if (accumulate) value += load(y, at, left, half);
             store(y, at, left, half, value);
         }
     }
+}
+
+/* input: x, mean, variance, gamma, beta */
+INLINE void batch_norm(const struct hapt_call *call, bool half)
+{
+    normalise(call, half, call->input[1].data, call->input[2].data, false);
+}
+
+/* input: x, mean, variance, gamma, beta, running mean, running variance, training */
+INLINE void batch_norm_running(const struct hapt_call *call, bool half)
+{
+    if (*(const float *)call->input[7].data != 0)
+        batch_norm(call, half);
+    else
+        normalise(call, half, call->input[5].data, call->input[6].data, half);
+}
+
+/* input: mean, variance; output: mean, variance of a sample */
+static enum hapt_status batch_norm_statistics_run(const struct hapt_call *call, struct hapt_queue *queue)
+{
+    const float *mean = call->input[0].data, *variance = call->input[1].data;
+    const double count = (double)call->integer[0], factor = count > 1 ? count / (count - 1) : 1;
+    (void)queue;
+    for (int64_t c = 0; c < call->input[0].shape[0]; c++) {
+        put_sum(call, 0, c, mean[c]);
+        put_sum(call, 1, c, factor * variance[c]);
+    }
+    return HAPT_OK;
 }
 
 /* input: x, mean, variance, gamma, dy; output: dmean, dvariance, dgamma, dbeta */
@@ -135,11 +169,17 @@ INLINE void batch_norm_dx(const struct hapt_call *call, bool half)
 KERNELS(batch_mean, batch_mean(call, half))
 KERNELS(batch_variance, batch_variance(call, half))
 KERNELS(batch_norm, batch_norm(call, half))
+KERNELS(batch_norm_running, batch_norm_running(call, half))
 KERNELS(batch_norm_sums, batch_norm_sums(call, half))
 KERNELS(batch_norm_dx, batch_norm_dx(call, half))
 
 const struct cpu_kernel ISA_NAME(hapt_cpu_batch_norm)[] = {
-    KERNEL_ROWS("batch_mean", NULL, batch_mean),       KERNEL_ROWS("batch_variance", NULL, batch_variance),
-    KERNEL_ROWS("batch_norm", NULL, batch_norm),       KERNEL_ROWS("batch_norm_sums", NULL, batch_norm_sums),
-    KERNEL_ROWS("batch_norm_dx", NULL, batch_norm_dx), {HAPT_F32, {NULL, NULL, NULL}},
+    KERNEL_ROWS("batch_mean", NULL, batch_mean),
+    KERNEL_ROWS("batch_variance", NULL, batch_variance),
+    KERNEL_ROWS("batch_norm", NULL, batch_norm),
+    KERNEL_ROWS("batch_norm_sums", NULL, batch_norm_sums),
+    KERNEL_ROWS("batch_norm_dx", NULL, batch_norm_dx),
+    KERNEL_ROWS("batch_norm_running", NULL, batch_norm_running),
+    {HAPT_F32, {"batch_norm_statistics", NULL, batch_norm_statistics_run}},
+    {HAPT_F32, {NULL, NULL, NULL}},
 };

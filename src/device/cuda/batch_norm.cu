@@ -43,6 +43,20 @@ template <class Element> struct normalise {
     }
 };
 
+/* By the statistics of the batch in training, else by the running ones. */
+template <class Element> struct normalise_running {
+    struct normalise<Element> batch;
+    const Element *mean, *variance;
+    const float *training;
+    __device__ struct coefficients operator()(int64_t c) const
+    {
+        if (*training != 0) return batch(c);
+        const float wide = to_float(variance[c]);
+        return {0, to_float(batch.gamma[c]) * channel_rstd(&wide, 0, batch.epsilon), to_float(batch.beta[c]),
+                to_float(mean[c])};
+    }
+};
+
 template <class Element> struct normalise_dx {
     const float *mean, *variance;
     const Element *gamma;
@@ -93,15 +107,47 @@ template <class Element> static enum hapt_status statistic_run(const struct hapt
                                       call->accumulate & 1u, (float *)call->workspace, queue);
 }
 
+template <class Element> static struct normalise<Element> by_batch(const struct hapt_call *call) {
+    const struct hapt_view *in = call->input;
+    return {(const float *)in[1].data, (const float *)in[2].data, (const Element *)in[3].data,
+            (const Element *)in[4].data, call->real[0]};
+}
+
 /* input: x, mean, variance, gamma, beta */
-template <class Element> static enum hapt_status batch_norm_run(const struct hapt_call *call, struct hapt_queue *queue)
+template <class Element>
+static enum hapt_status batch_norm_run(const struct hapt_call *call, struct hapt_queue *queue)
+{
+    return normalise_all<Element>(call, NULL, by_batch<Element>(call), queue);
+}
+
+/* input: x, mean, variance, gamma, beta, running mean, running variance, training */
+template <class Element> static enum hapt_status running_run(const struct hapt_call *call, struct hapt_queue *queue)
 {
     const struct hapt_view *in = call->input;
-    const struct normalise<Element> of = {
-        (const float *)in[1].data, (const float *)in[2].data, (const Element *)in[3].data,
-            (const Element *)in[4].data, call->real[0]
+    const struct normalise_running<Element> of = {
+        by_batch<Element>(call), (const Element *)in[5].data, (const Element *)in[6].data, (const float *)in[7].data
     };
     return normalise_all<Element>(call, NULL, of, queue);
+}
+
+__global__ void statistics_kernel(int64_t channels, const float *mean, const float *variance, double factor,
+                                  float *mean_sum, float *variance_sum, unsigned accumulate)
+{
+    for (GRID_STRIDE(c, channels)) {
+        put_sum(mean_sum, c, mean[c], accumulate & 1u);
+        put_sum(variance_sum, c, factor * variance[c], accumulate & 2u);
+    }
+}
+
+/* input: mean, variance; output: mean, variance of a sample */
+static enum hapt_status statistics_run(const struct hapt_call *call, struct hapt_queue *queue)
+{
+    const double count = (double)call->integer[0];
+    const int64_t channels = call->input[0].shape[0];
+    return launch(statistics_kernel, blocks_for(channels, 64), 64, 0, queue, channels,
+                  (const float *)call->input[0].data, (const float *)call->input[1].data,
+                  count > 1 ? count / (count - 1) : 1.0, (float *)call->output[0].data, (float *)call->output[1].data,
+                  call->accumulate);
 }
 
 /* input: x, mean, variance, gamma, dy; output: dmean, dvariance, dgamma, dbeta */
@@ -139,5 +185,7 @@ extern const struct cuda_kernel hapt_cuda_batch_norm[] = {
     CUDA_KERNELS("batch_norm", NULL, batch_norm_run),
     CUDA_KERNELS("batch_norm_sums", part_workspace, sums_run),
     CUDA_KERNELS("batch_norm_dx", NULL, dx_run),
+    CUDA_KERNELS("batch_norm_running", NULL, running_run),
+    {HAPT_F32, {"batch_norm_statistics", NULL, statistics_run}},
     CUDA_KERNELS_END,
 };
