@@ -80,6 +80,8 @@ enum hapt_status hapt_model_rebatch(const struct hapt_model *model, int rows, st
 /* True if the loss of a row depends on the other rows of its microbatch (batch norm). Losses of different rows of a
  * microbatch then differ. */
 bool hapt_model_mixes_rows(const struct hapt_model *model);
+/* The token that ends a document of a row, for models with the input positions (--document-end); else -1. */
+int64_t hapt_model_document_end(const struct hapt_model *model);
 /* True if the name matches one of the shell patterns, which commas separate. */
 bool hapt_patterns_match(const char *patterns, const char *name);
 /* HAPT_ERR_USAGE: a pattern of the option matches no parameter. A misspelt one would silently do nothing. */

@@ -44,7 +44,9 @@ static enum hapt_status fill_input(const struct hapt_model *model, const struct 
     const uint64_t values = (uint64_t)(model->classes > 0 ? model->classes : model->vocab);
     uint64_t random = 1;
     for (size_t i = 0; i < bytes / sizeof *value; i++) {
-        if (input->dtype == HAPT_I32)
+        if (input->role == HAPT_ROLE_POSITIONS)
+            value[i].index = (int32_t)(i % (uint64_t)model->sequence); /* one document a row */
+        else if (input->dtype == HAPT_I32)
             value[i].index = (int32_t)(hapt_random_next(&random) % values);
         else
             value[i].pixel = (float)(2 * hapt_random_unit(&random) - 1);

@@ -1,6 +1,7 @@
 #include "hapt/model.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "hapt/ops.h"
@@ -136,6 +137,12 @@ static enum hapt_status check_vocabulary(const struct hapt_model *model)
         const struct hapt_op *op = &graph->op[index];
         int64_t size = known;
         if (op->type == embedding) size = graph->tensor[op->input[1]].shape[0];
+        if (op->type == embedding && graph->tensor[op->input[0]].role == HAPT_ROLE_POSITIONS) {
+            if (size >= model->sequence) continue;
+            return hapt_fail(HAPT_ERR_INPUT, "set the model's sequence to at most the size of its table of positions",
+                             "operator %s has only %lld positions, a row has %d", op->name, (long long)size,
+                             model->sequence);
+        }
         if (op->type == loss) size = graph->tensor[op->input[0]].shape[graph->tensor[op->input[0]].dims - 1];
         if (size >= known) continue;
         return hapt_fail(HAPT_ERR_INPUT, "set the model's vocabulary or classes to at most the size of its tables",
@@ -188,10 +195,32 @@ static enum hapt_status check_inputs(const struct hapt_model *model)
     return HAPT_OK;
 }
 
+int64_t hapt_model_document_end(const struct hapt_model *model)
+{
+    const char *text = hapt_model_setting(model, "document-end");
+    char *end;
+    if (!text) return -1;
+    const long long token = strtoll(text, &end, 10);
+    return *text && *end == '\0' ? token : -1;
+}
+
+static enum hapt_status check_documents(const struct hapt_model *model)
+{
+    const int64_t end = hapt_model_document_end(model);
+    const bool has_end = hapt_model_setting(model, "document-end") != NULL;
+    if (has_end == (hapt_model_input(model, HAPT_ROLE_POSITIONS) >= 0) &&
+        (!has_end || (end >= 0 && end < model->vocab)))
+        return HAPT_OK;
+    return hapt_fail(HAPT_ERR_INPUT,
+                     "a model with the input positions, and no other, needs the setting document-end: a token",
+                     "the token that ends documents is missing, or not between 0 and %d", model->vocab - 1);
+}
+
 enum hapt_status hapt_model_check(const struct hapt_model *model)
 {
     const struct hapt_graph *graph = model->graph;
     HAPT_TRY(check_inputs(model));
+    HAPT_TRY(check_documents(model));
     HAPT_TRY(check_forward(graph));
     if (graph->op_count == graph->forward_count)
         return hapt_fail(HAPT_ERR_INPUT, NULL, "the model's graph has no backward part");

@@ -32,8 +32,8 @@
 enum { VERSION = 1, MAX_OPTIONS = 64, MAX_NAME = 200 };
 
 static const char *const kind_names[] = {"input", "parameter", "activation"};
-static const char *const role_names[] = {"",       "tokens", "targets",  "loss_scale",
-                                         "images", "labels", "row_keys", "training"};
+static const char *const role_names[] = {"",       "tokens",   "targets",  "loss_scale", "images",
+                                         "labels", "row_keys", "training", "positions"};
 static const char *const init_names[] = {"zero", "one", "normal"};
 #define COUNT(array) ((int)(sizeof(array) / sizeof(array)[0]))
 

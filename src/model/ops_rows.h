@@ -12,7 +12,7 @@
 
 /* Each group ends with a row without a name. */
 extern const struct hapt_op_type hapt_ops_transformer[], hapt_ops_llama[], hapt_ops_patches[], hapt_ops_moe[],
-    hapt_ops_image[], hapt_ops_collective[], hapt_ops_decoder[], hapt_ops_running[];
+    hapt_ops_image[], hapt_ops_collective[], hapt_ops_decoder[], hapt_ops_running[], hapt_ops_documents[];
 
 /* Gradient rule of y = product of x and w, plus a bias. Operator `dx` computes x's gradient from dy and w, operator
  * `dw` those of w and the bias from x and dy. */
@@ -22,6 +22,16 @@ enum hapt_status hapt_op_infer_rms_norm(const struct hapt_graph *graph, const st
                                         struct hapt_tensor *output);
 enum hapt_status hapt_op_infer_gate(const struct hapt_graph *graph, const struct hapt_op *op,
                                     struct hapt_tensor *output);
+enum hapt_status hapt_op_infer_attention(const struct hapt_graph *graph, const struct hapt_op *op,
+                                         struct hapt_tensor *output);
+enum hapt_status hapt_op_infer_grouped_attention(const struct hapt_graph *graph, const struct hapt_op *op,
+                                                 struct hapt_tensor *output);
+/* FLOPs of attention over whole rows. */
+double hapt_op_flops_attention(const struct hapt_graph *graph, const struct hapt_op *op, double rows_fraction);
+double hapt_op_flops_attention_backward(const struct hapt_graph *graph, const struct hapt_op *op, double rows_fraction);
+double hapt_op_flops_grouped_attention(const struct hapt_graph *graph, const struct hapt_op *op, double rows_fraction);
+double hapt_op_flops_grouped_attention_backward(const struct hapt_graph *graph, const struct hapt_op *op,
+                                                double rows_fraction);
 enum hapt_status hapt_op_infer_statistics(const struct hapt_graph *graph, const struct hapt_op *op,
                                           struct hapt_tensor *output);
 /* Gradient rule of batch_norm, and of an operator with the same first five inputs. */

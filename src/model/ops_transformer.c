@@ -15,8 +15,8 @@ static enum hapt_status infer_gelu(const struct hapt_graph *graph, const struct 
                                                       : hapt_op_bad_attribute(op, "its kind is neither tanh nor erf");
 }
 
-static enum hapt_status infer_attention(const struct hapt_graph *graph, const struct hapt_op *op,
-                                        struct hapt_tensor *output)
+enum hapt_status hapt_op_infer_attention(const struct hapt_graph *graph, const struct hapt_op *op,
+                                         struct hapt_tensor *output)
 {
     const int64_t heads = op->integer[0], width = graph->tensor[op->input[0]].shape[2];
     if (heads < 1 || width % 3 != 0 || width / 3 % heads != 0)
@@ -29,7 +29,7 @@ static enum hapt_status infer_attention(const struct hapt_graph *graph, const st
 
 /* Per head, two products of [T][head size] and [head size][T] size, and about 5 softmax operations per score; half of
  * it if causal. */
-static double flops_attention(const struct hapt_graph *graph, const struct hapt_op *op, double rows_fraction)
+double hapt_op_flops_attention(const struct hapt_graph *graph, const struct hapt_op *op, double rows_fraction)
 {
     const int64_t *shape = graph->tensor[op->input[0]].shape; /* [b][t][3d] */
     const double scores = rows_fraction * (double)shape[0] * (double)shape[1] * (double)shape[1];
@@ -37,15 +37,15 @@ static double flops_attention(const struct hapt_graph *graph, const struct hapt_
 }
 
 /* Five products: the scores again, and the gradients of q, k, v and the scores. */
-static double flops_attention_backward(const struct hapt_graph *graph, const struct hapt_op *op, double rows_fraction)
+double hapt_op_flops_attention_backward(const struct hapt_graph *graph, const struct hapt_op *op, double rows_fraction)
 {
-    return 2.5 * flops_attention(graph, op, rows_fraction);
+    return 2.5 * hapt_op_flops_attention(graph, op, rows_fraction);
 }
 
 /* The width of k and v is kv heads x head size. The width of q is a multiple of it: that many query heads share one
  * head of k and v. */
-static enum hapt_status infer_grouped_attention(const struct hapt_graph *graph, const struct hapt_op *op,
-                                                struct hapt_tensor *output)
+enum hapt_status hapt_op_infer_grouped_attention(const struct hapt_graph *graph, const struct hapt_op *op,
+                                                 struct hapt_tensor *output)
 {
     const int64_t heads = op->integer[0], q = graph->tensor[op->input[0]].shape[2],
                   k = graph->tensor[op->input[1]].shape[2];
@@ -68,7 +68,7 @@ static double visible_share(const struct hapt_op *op, int64_t length)
     return window * (1 - 0.5 * window);
 }
 
-static double flops_grouped_attention(const struct hapt_graph *graph, const struct hapt_op *op, double rows_fraction)
+double hapt_op_flops_grouped_attention(const struct hapt_graph *graph, const struct hapt_op *op, double rows_fraction)
 {
     const int64_t *q = graph->tensor[op->input[0]].shape, *k = graph->tensor[op->input[1]].shape; /* [b][t][width] */
     const double scores = rows_fraction * (double)q[0] * (double)q[1] * (double)q[1];
@@ -76,10 +76,10 @@ static double flops_grouped_attention(const struct hapt_graph *graph, const stru
     return (4.0 * (double)q[2] + 5.0 * heads) * scores * visible_share(op, q[1]);
 }
 
-static double flops_grouped_attention_backward(const struct hapt_graph *graph, const struct hapt_op *op,
-                                               double rows_fraction)
+double hapt_op_flops_grouped_attention_backward(const struct hapt_graph *graph, const struct hapt_op *op,
+                                                double rows_fraction)
 {
-    return 2.5 * flops_grouped_attention(graph, op, rows_fraction);
+    return 2.5 * hapt_op_flops_grouped_attention(graph, op, rows_fraction);
 }
 
 /* One addition per element of the looked-up rows, not of the table. */
@@ -165,14 +165,14 @@ const struct hapt_op_type hapt_ops_transformer[] = {
     {.name = "linear_t_dw", .signature = "...i,...o->oi,o?", .dtypes = "cc->ff", .heavy = true, .contracts = true,
      .attributes = "x, dy -> dw, dbias"},
     {.name = "attention", .signature = "bt!e/3h->bt!d/h,bht!", .dtypes = "c->cf", .heavy = true, .sized_letters = "h",
-     .flops = flops_attention, .infer = infer_attention, .backward = "attention_backward", .backward_operands = "0ABd>0",
+     .flops = hapt_op_flops_attention, .infer = hapt_op_infer_attention, .backward = "attention_backward", .backward_operands = "0ABd>0",
      .attributes = "qkv (q, k, v in order, heads inside each) -> out, logsumexp of the scaled scores; "
                    "integer[0] heads, integer[1] causal"},
     {.name = "attention_backward", .signature = "bt!e/3h,bt!d/h,bht!,bt!d/h->bt!e/3h", .dtypes = "ccfc->c",
-     .heavy = true, .sized_letters = "h", .flops = flops_attention_backward,
+     .heavy = true, .sized_letters = "h", .flops = hapt_op_flops_attention_backward,
      .attributes = "qkv, out, logsumexp, dout -> dqkv"},
     {.name = "grouped_attention", .signature = "bt!q/g,bt!k/g,bt!k/g->bt!q/g,bn/gt!", .dtypes = "ccc->cf", .heavy = true,
-     .sized_letters = "g", .flops = flops_grouped_attention, .infer = infer_grouped_attention,
+     .sized_letters = "g", .flops = hapt_op_flops_grouped_attention, .infer = hapt_op_infer_grouped_attention,
      .backward = "grouped_attention_backward", .backward_operands = "012ABd>012",
      .attributes = "q, k, v -> out, logsumexp of the scaled scores of all query heads; a head of k and v serves "
                    "(width of q / width of k) consecutive heads of q; integer[0] heads of k and v, integer[1] causal, "
@@ -180,7 +180,7 @@ const struct hapt_op_type hapt_ops_transformer[] = {
                    "real[0] scale of the scores; 0: 1 / sqrt(head size). real[1] limit c of scores, c tanh(s / c); 0: none"},
     {.name = "grouped_attention_backward",
      .signature = "bt!q/g,bt!k/g,bt!k/g,bt!q/g,bn/gt!,bt!q/g->bt!q/g,bt!k/g,bt!k/g", .dtypes = "ccccfc->ccc",
-     .heavy = true, .sized_letters = "g", .flops = flops_grouped_attention_backward,
+     .heavy = true, .sized_letters = "g", .flops = hapt_op_flops_grouped_attention_backward,
      .attributes = "q, k, v, out, logsumexp, dout -> dq, dk, dv; attributes of grouped_attention"},
     {.name = "gelu", .signature = "...->...", .dtypes = "c->c", .flops_per_element = 10, .infer = infer_gelu,
      .backward = "gelu_dx", .backward_operands = "0d>0", .attributes = "x -> y; integer[0] 0 tanh, 1 erf"},

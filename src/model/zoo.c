@@ -194,6 +194,43 @@ enum hapt_status zoo_drop(struct zoo *zoo, const char *name, double share, int x
     return hapt_graph_add_op(zoo->graph, "dropout", name, (int[]){x, zoo->row_keys}, 2, number, real, y);
 }
 
+enum hapt_status zoo_take_documents(struct zoo *zoo, const struct hapt_config *config, int64_t vocab,
+                                    struct hapt_arena *arena, struct hapt_model *model)
+{
+    const int64_t end = hapt_config_int(config, "document-end");
+    zoo->documents = end >= 0;
+    zoo->positions = -1;
+    if (end < 0) return HAPT_OK;
+    if (end >= vocab)
+        return hapt_fail(HAPT_ERR_USAGE, "give the token that the data have after each document",
+                         "--document-end %" PRId64 " is no token: the vocabulary has %" PRId64, end, vocab);
+    return zoo_set_number(model, arena, "document-end", end);
+}
+
+enum hapt_status zoo_positions(struct zoo *zoo, int *positions)
+{
+    const int64_t shape[] = {zoo->rows, zoo->sequence};
+    if (zoo->positions < 0)
+        HAPT_TRY(zoo_input(zoo, "positions", HAPT_ROLE_POSITIONS, HAPT_I32, 2, shape, &zoo->positions));
+    *positions = zoo->positions;
+    return HAPT_OK;
+}
+
+enum hapt_status zoo_causal_attention(struct zoo *zoo, const char *name, const int *input, int count,
+                                      const int64_t *integer, const double *real, int *y)
+{
+    static const char *const type[2][2] = {{"attention", "grouped_attention"},
+                                           {"document_attention", "grouped_document_attention"}};
+    int operand[4], output[HAPT_MAX_OUTPUTS];
+    HAPT_ASSERT(count < 4 && integer[1] == 1);
+    for (int i = 0; i < count; i++) operand[i] = input[i];
+    if (zoo->documents) HAPT_TRY(zoo_positions(zoo, &operand[count++]));
+    HAPT_TRY(hapt_graph_add_op(zoo->graph, type[zoo->documents][count - zoo->documents > 1], name, operand, count,
+                               integer, real, output));
+    *y = output[0];
+    return HAPT_OK;
+}
+
 enum hapt_status zoo_add(struct zoo *zoo, const char *name, int a, int b, int *y)
 {
     return hapt_graph_add_op(zoo->graph, "add", name, (int[]){a, b}, 2, NULL, NULL, y);

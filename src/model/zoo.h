@@ -51,6 +51,8 @@ struct zoo {
     double dropout; /* zoo_take_dropout */
     int dropouts;   /* operators so far */
     int row_keys;   /* their input, once there is one */
+    bool documents; /* zoo_take_documents: rows hold several documents */
+    int positions;  /* their input, once there is one */
     int training;   /* zoo_follow_statistics: the input; -1: batch norms keep no running statistics */
 };
 
@@ -93,6 +95,14 @@ enum hapt_status zoo_take_dropout(struct zoo *zoo, const struct hapt_config *con
                                   struct hapt_model *model);
 /* *y: a share of x [rows][T][d] is dropped in training; x itself if the share is 0. */
 enum hapt_status zoo_drop(struct zoo *zoo, const char *name, double share, int x, int *y);
+/* Reads --document-end, and records it if it is given: for families with causal attention. */
+enum hapt_status zoo_take_documents(struct zoo *zoo, const struct hapt_config *config, int64_t vocab,
+                                    struct hapt_arena *arena, struct hapt_model *model);
+/* The input with the positions of tokens in their documents. */
+enum hapt_status zoo_positions(struct zoo *zoo, int *positions);
+/* Causal attention of `count` inputs: qkv, or q, k, v; inside documents if rows hold several. */
+enum hapt_status zoo_causal_attention(struct zoo *zoo, const char *name, const int *input, int count,
+                                      const int64_t *integer, const double *real, int *y);
 enum hapt_status zoo_add(struct zoo *zoo, const char *name, int a, int b, int *y);
 /* Adds the whole forward graph of a decoder (zoo_decoder.c). */
 enum hapt_status zoo_decoder(struct zoo *zoo, const struct hapt_decoder *of);

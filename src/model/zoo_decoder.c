@@ -75,14 +75,13 @@ static enum hapt_status attention(struct builder *builder, int x, int *y)
     struct zoo *zoo = builder->zoo;
     const int64_t integer[HAPT_MAX_ATTRIBUTES] = {of->kv_heads, 1, slides(builder) ? of->window : 0};
     const double real[HAPT_MAX_ATTRIBUTES] = {of->attention_scale, of->attention_cap};
-    int qkv[3], output[HAPT_MAX_OUTPUTS];
+    int qkv[3], out;
     HAPT_TRY(project(builder, 'q', of->heads, x, &qkv[0]));
     HAPT_TRY(project(builder, 'k', of->kv_heads, x, &qkv[1]));
     HAPT_TRY(project(builder, 'v', of->kv_heads, x, &qkv[2]));
-    HAPT_TRY(
-        hapt_graph_add_op(zoo->graph, "grouped_attention", path(builder, "self_attn"), qkv, 3, integer, real, output));
+    HAPT_TRY(zoo_causal_attention(zoo, path(builder, "self_attn"), qkv, 3, integer, real, &out));
     return zoo_linear(zoo, path(builder, "self_attn.o_proj"), of->heads * of->head_size, of->hidden, WEIGHT_STD,
-                      of->o_bias, output[0], y);
+                      of->o_bias, out, y);
 }
 
 /* y = unit(gate) up, named after the unit inside `part`. */
@@ -223,6 +222,7 @@ enum hapt_status hapt_decoder_build(const char *family, const struct hapt_decode
     HAPT_TRY(zoo_open(&zoo, config, arena, built));
     zoo.vocab = decoder->vocab;
     HAPT_TRY(set_numbers(built, decoder, &zoo, arena));
+    HAPT_TRY(zoo_take_documents(&zoo, config, decoder->vocab, arena, built));
     built->sequence = (int)zoo.sequence;
     built->vocab = (int)decoder->vocab;
     HAPT_TRY(zoo_decoder(&zoo, decoder));

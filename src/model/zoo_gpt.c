@@ -26,12 +26,12 @@ static enum hapt_status block(const struct builder *builder, int64_t index, int 
     const int64_t d = of->hidden, attention[HAPT_MAX_ATTRIBUTES] = {of->heads, 1},
                   gelu[HAPT_MAX_ATTRIBUTES] = {of->erf};
     char name[96];
-    int y, output[HAPT_MAX_OUTPUTS];
+    int y;
 #define NAME(suffix) (snprintf(name, sizeof name, "%sh.%" PRId64 "." suffix, of->prefix, index), name)
     HAPT_TRY(zoo_layer_norm(zoo, NAME("ln_1"), d, of->norm_epsilon, *x, &y));
     HAPT_TRY(zoo_linear_in_out(zoo, NAME("attn.c_attn"), d, 3 * d, WEIGHT_STD, y, &y));
-    HAPT_TRY(hapt_graph_add_op(zoo->graph, "attention", NAME("attn"), &y, 1, attention, NULL, output));
-    HAPT_TRY(zoo_linear_in_out(zoo, NAME("attn.c_proj"), d, d, builder->residual_std, output[0], &y));
+    HAPT_TRY(zoo_causal_attention(zoo, NAME("attn"), &y, 1, attention, NULL, &y));
+    HAPT_TRY(zoo_linear_in_out(zoo, NAME("attn.c_proj"), d, d, builder->residual_std, y, &y));
     HAPT_TRY(zoo_drop(zoo, NAME("attn.resid_dropout"), zoo->dropout, y, &y));
     HAPT_TRY(zoo_add(zoo, NAME("residual_1"), *x, y, x));
     HAPT_TRY(zoo_layer_norm(zoo, NAME("ln_2"), d, of->norm_epsilon, *x, &y));
@@ -41,6 +41,17 @@ static enum hapt_status block(const struct builder *builder, int64_t index, int 
     HAPT_TRY(zoo_drop(zoo, NAME("mlp.dropout"), zoo->dropout, y, &y));
     return zoo_add(zoo, NAME("residual_2"), *x, y, x);
 #undef NAME
+}
+
+/* Rows of the table of tokens and of that of positions; input: tokens, both tables. */
+static enum hapt_status embed(struct zoo *zoo, const int input[3], int *x)
+{
+    int place[2] = {0, input[2]}, offset;
+    if (!zoo->documents) return hapt_graph_add_op(zoo->graph, "embedding", "embedding", input, 3, NULL, NULL, x);
+    HAPT_TRY(zoo_positions(zoo, &place[0]));
+    HAPT_TRY(hapt_graph_add_op(zoo->graph, "embedding", "embedding", input, 2, NULL, NULL, x));
+    HAPT_TRY(hapt_graph_add_op(zoo->graph, "embedding", "place", place, 2, NULL, NULL, &offset));
+    return zoo_add(zoo, "placed", *x, offset, x);
 }
 
 static enum hapt_status build(struct zoo *zoo, const struct hapt_gpt2 *of)
@@ -53,7 +64,7 @@ static enum hapt_status build(struct zoo *zoo, const struct hapt_gpt2 *of)
     HAPT_TRY(zoo_tokens(zoo, &embedding[0], &targets));
     HAPT_TRY(zoo_normal(zoo, NAME("wte.weight"), 2, table, WEIGHT_STD, &embedding[1]));
     HAPT_TRY(zoo_normal(zoo, NAME("wpe.weight"), 2, positions, WEIGHT_STD, &embedding[2]));
-    HAPT_TRY(hapt_graph_add_op(zoo->graph, "embedding", "embedding", embedding, 3, NULL, NULL, &x));
+    HAPT_TRY(embed(zoo, embedding, &x));
     HAPT_TRY(zoo_drop(zoo, NAME("drop"), zoo->dropout, x, &x));
     for (int64_t index = 0; index < of->layers; index++) HAPT_TRY(block(&builder, index, &x));
     HAPT_TRY(zoo_layer_norm(zoo, NAME("ln_f"), of->hidden, of->norm_epsilon, x, &product[0]));
@@ -71,6 +82,7 @@ enum hapt_status hapt_zoo_gpt(const struct hapt_config *config, struct hapt_aren
     struct zoo zoo;
     HAPT_TRY(zoo_begin(&zoo, config, numbers, arena, model));
     HAPT_TRY(zoo_take_dropout(&zoo, config, arena, model));
+    HAPT_TRY(zoo_take_documents(&zoo, config, zoo.vocab, arena, model));
     HAPT_TRY(zoo_check_blocks(&zoo));
     HAPT_TRY(hapt_model_set(model, arena, "tied-embeddings", tied ? "yes" : "no"));
     model->sequence = (int)zoo.sequence;
@@ -94,6 +106,7 @@ enum hapt_status hapt_gpt2_build(const char *family, const struct hapt_gpt2 *gpt
     HAPT_TRY(hapt_model_begin(family, config, arena, &built));
     HAPT_TRY(zoo_open(&zoo, config, arena, built));
     HAPT_TRY(zoo_take_dropout(&zoo, config, arena, built));
+    HAPT_TRY(zoo_take_documents(&zoo, config, gpt->vocab, arena, built));
     HAPT_TRY(zoo_set_number(built, arena, "layers", gpt->layers));
     HAPT_TRY(zoo_set_number(built, arena, "hidden", gpt->hidden));
     HAPT_TRY(zoo_set_number(built, arena, "heads", gpt->heads));

@@ -40,6 +40,7 @@ enum hapt_status hapt_zoo_llama(const struct hapt_config *config, struct hapt_ar
     struct zoo zoo;
     char text[32];
     HAPT_TRY(zoo_begin(&zoo, config, numbers, arena, model));
+    HAPT_TRY(zoo_take_documents(&zoo, config, zoo.vocab, arena, model));
     decoder.layers = zoo.layers;
     decoder.hidden = zoo.hidden;
     decoder.heads = zoo.heads;

@@ -17,7 +17,8 @@ struct hapt_data {
     struct data_memory memory;
     struct data_column inputs, targets;
     struct hapt_data_order order;
-    bool drops; /* the model has dropout, and the rows are not held out */
+    bool drops;           /* the model has dropout, and the rows are not held out */
+    int64_t document_end; /* token; -1: none */
     struct {
         int64_t all, used; /* rows of the file, and those that are read; 0: the data are not held out */
     } held_out;
@@ -97,6 +98,7 @@ enum hapt_status hapt_data_open(const struct hapt_env *env, const char *path, co
         MPI_Bcast(&layout, (int)sizeof layout, MPI_BYTE, 0, env->node);
         *made = (struct hapt_data){.layout = layout};
         if (order) made->order = *order;
+        made->document_end = hapt_model_document_end(model);
         made->drops = order && hapt_model_input(model, HAPT_ROLE_ROW_KEYS) >= 0;
         status = hapt_env_agree(env->world, reserve(env, path, made));
     }
@@ -130,7 +132,7 @@ enum hapt_status hapt_data_open_held_out(const struct hapt_env *env, const char 
     return hapt_env_agree(env->world, hapt_fail(HAPT_ERR_INPUT, "give more data", "%s holds no row", path));
 }
 
-enum hapt_status data_of_rows(int rows, int64_t width, struct hapt_data **data, int32_t **row)
+enum hapt_status data_of_rows(int rows, int64_t width, int64_t document_end, struct hapt_data **data, int32_t **row)
 {
     struct hapt_data *made = calloc(1, sizeof *made);
     int32_t *tokens = calloc((size_t)rows * ((size_t)width + 1), sizeof *tokens);
@@ -140,6 +142,7 @@ enum hapt_status data_of_rows(int rows, int64_t width, struct hapt_data **data, 
         return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for %d rows of tokens", rows);
     }
     *made = (struct hapt_data){.order.rows = rows,
+                               .document_end = document_end,
                                .layout = {.exact = true,
                                           .shifted = true,
                                           .type = HAPT_H5_I32,
@@ -253,6 +256,31 @@ static void copy_tokens(const struct hapt_data *data, int64_t first, int32_t *to
     data_column_read(&data->inputs, HAPT_H5_I32, first, data->layout.width, to);
 }
 
+/* Positions in documents. The first token of a row begins one. */
+static void copy_positions(const struct hapt_data *data, int64_t first, int32_t *to)
+{
+    int32_t position = 0;
+    copy_tokens(data, first, to);
+    for (int64_t i = 0; i < data->layout.width; i++) {
+        const bool ends = to[i] == data->document_end;
+        to[i] = position;
+        position = ends ? 0 : position + 1;
+    }
+}
+
+/* Excludes the targets of tokens that end a document, in a row of shifted inputs. */
+static void exclude_next_documents(const struct hapt_data *data, int64_t first, int32_t *target)
+{
+    int32_t token;
+    if (data->document_end < 0) return;
+    data_column_read(&data->inputs, HAPT_H5_I32, first, 1, &token);
+    for (int64_t i = 0; i < data->layout.target_width; i++) {
+        const bool ends = token == data->document_end;
+        token = target[i];
+        if (ends) target[i] = DATA_IGNORED;
+    }
+}
+
 static void copy_image(const struct hapt_data *data, int64_t first, float *to)
 {
     const struct data_layout *layout = &data->layout;
@@ -277,10 +305,12 @@ static void copy_targets(const struct hapt_data *data, int64_t step, int row, in
     int64_t number;
     if (data->held_out.used > 0 && !is_held_out(data, step, row, &number))
         for (int64_t i = 0; i < width; i++) to[i] = DATA_IGNORED;
-    else if (layout->shifted)
-        copy_tokens(data, start + 1, to);
-    else
+    else if (!layout->shifted)
         data_column_read(&data->targets, HAPT_H5_I32, target_start(data, start), width, to);
+    else {
+        copy_tokens(data, start + 1, to);
+        exclude_next_documents(data, start, to);
+    }
 }
 
 /* Random key of a row of a step. Other hashes of these numbers choose the row itself. */
@@ -302,6 +332,7 @@ void hapt_data_read(const struct hapt_data *data, enum hapt_tensor_role role, in
         const int64_t start = row_start(data, step, first + r);
         switch (role) {
         case HAPT_ROLE_TOKENS: copy_tokens(data, start, (int32_t *)values + r * layout->width); break;
+        case HAPT_ROLE_POSITIONS: copy_positions(data, start, (int32_t *)values + r * layout->width); break;
         case HAPT_ROLE_IMAGES: copy_image(data, start, (float *)values + r * layout->width); break;
         case HAPT_ROLE_TARGETS:
         case HAPT_ROLE_LABELS: copy_targets(data, step, first + r, (int32_t *)values + r * layout->target_width); break;
@@ -313,17 +344,23 @@ void hapt_data_read(const struct hapt_data *data, enum hapt_tensor_role role, in
     }
 }
 
-/* Targets in [first, first + count) that are not excluded. */
-static int64_t count_targets(const struct hapt_data *data, int64_t first, int64_t count)
+/* Elements [first, first + count) of a column that are not `value`. */
+static int64_t count_others(const struct data_column *column, int64_t first, int64_t count, int64_t value)
 {
-    int32_t target[DATA_COUNT_UNITS];
+    int32_t element[DATA_COUNT_UNITS];
     int64_t counted = 0;
     for (int64_t done = 0, part; done < count; done += part) {
         part = count - done < DATA_COUNT_UNITS ? count - done : DATA_COUNT_UNITS;
-        data_column_read(&data->targets, HAPT_H5_I32, first + done, part, target);
-        for (int64_t i = 0; i < part; i++) counted += target[i] != DATA_IGNORED;
+        data_column_read(column, HAPT_H5_I32, first + done, part, element);
+        for (int64_t i = 0; i < part; i++) counted += element[i] != value;
     }
     return counted;
+}
+
+/* Targets in [first, first + count) that are not excluded. */
+static int64_t count_targets(const struct hapt_data *data, int64_t first, int64_t count)
+{
+    return count_others(&data->targets, first, count, DATA_IGNORED);
 }
 
 /* Targets of a stream before `end`. */
@@ -338,6 +375,8 @@ static int64_t targets_before(const struct hapt_data *data, int64_t end)
 static int64_t row_targets(const struct hapt_data *data, int64_t start)
 {
     const struct data_layout *layout = &data->layout;
+    if (layout->shifted && data->document_end >= 0)
+        return count_others(&data->inputs, start, layout->target_width, data->document_end);
     if (layout->shifted || layout->images) return layout->target_width;
     if (layout->exact) return count_targets(data, target_start(data, start), layout->target_width);
     return targets_before(data, start + layout->width) - targets_before(data, start);
@@ -349,7 +388,8 @@ int64_t hapt_data_targets(const struct hapt_data *data, int64_t step)
     const bool held_out = data->held_out.used > 0;
     int64_t count = 0, number;
     if (!held_out && layout->exact && data->memory.target_count) return data->memory.target_count[step];
-    if (!held_out && (layout->shifted || layout->images)) return data->order.rows * layout->target_width;
+    if (!held_out && data->document_end < 0 && (layout->shifted || layout->images))
+        return data->order.rows * layout->target_width;
     for (int row = 0; row < data->order.rows; row++)
         if (!held_out || is_held_out(data, step, row, &number)) count += row_targets(data, row_start(data, step, row));
     return held_out || count > 0 ? count : 1;

@@ -45,9 +45,10 @@ struct data_memory {
     float *mean, *std;     /* [channels] a pixel's value is (stored - mean) / std */
 };
 
-/* Rows of tokens in this rank's memory, for the caller to fill: one step of `rows` rows of `width` tokens. *row gets
- * their [rows][width + 1] elements, all 0. hapt_data_close frees them. */
-enum hapt_status data_of_rows(int rows, int64_t width, struct hapt_data **data, int32_t **row);
+/* Rows of tokens in this rank's memory, for the caller to fill: one step of `rows` rows of `width` tokens, with
+ * documents that a token ends (-1: none). *row gets their [rows][width + 1] elements, all 0. hapt_data_close frees
+ * them. */
+enum hapt_status data_of_rows(int rows, int64_t width, int64_t document_end, struct hapt_data **data, int32_t **row);
 
 /* Finds and checks the data in `file` for the steps and rows of `order`. NULL: for all rows of the file; then batches
  * may have any number of rows. One rank. */

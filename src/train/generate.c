@@ -41,7 +41,8 @@ enum hapt_status hapt_train_may_generate(const struct hapt_model *model)
         const struct hapt_op *its = &graph->op[op];
         const struct hapt_tensor *input = &graph->tensor[its->input[0]]; /* every operator has one */
         const char *type = hapt_op_type_at(its->type)->name;
-        const bool attention = strcmp(type, "attention") == 0 || strcmp(type, "grouped_attention") == 0;
+        const size_t length = strlen(type);
+        const bool attention = length >= 9 && strcmp(type + length - 9, "attention") == 0;
         attends = attends || attention;
         if (attention && its->integer[1] != 1) why = "its attention also looks ahead";
         if (strcmp(type, "cross_entropy") == 0 && input->dims != 3) why = "its logits are not of tokens in rows";
@@ -290,7 +291,8 @@ static enum hapt_status reserve(struct generator *generator)
     const int64_t all =
         worker->env->world_size * generator->room > classes ? worker->env->world_size * generator->room : classes;
     generator->length = model->graph->tensor[hapt_model_input(model, HAPT_ROLE_TOKENS)].shape[1];
-    HAPT_TRY(data_of_rows((int)rows, generator->length, &generator->data, &generator->row));
+    HAPT_TRY(
+        data_of_rows((int)rows, generator->length, hapt_model_document_end(model), &generator->data, &generator->row));
     HAPT_NEW(generator->logit, worker->arena, classes * (int64_t)sizeof(float));
     HAPT_NEW(generator->choice, worker->arena, all);
     HAPT_NEW(generator->mine, worker->arena, prompts * generator->room);

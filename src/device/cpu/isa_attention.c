@@ -6,6 +6,7 @@
  * product(). bf16 is widened while packing, so the arithmetic is the same for both types.
  *
  * Queries, keys and values come as one tensor ("attention") or as three ("grouped_attention"): see struct operands.
+ * With documents, the positions of their tokens follow.
  */
 #include <math.h>
 
@@ -34,7 +35,8 @@ struct attention {
     int64_t batch, length, heads, kv_heads, head; /* head: columns of a head */
     int64_t padded_head, padded_length;           /* multiples of LANES and KEYS */
     bool causal;
-    int64_t window; /* a query sees this many positions; 0: all up to it, or all */
+    int64_t window;          /* a query sees this many positions; 0: all up to it, or all */
+    const int32_t *position; /* [batch][length] in its document: a query sees no key before that; NULL: one document */
     float scale;
     float cap; /* scores become cap tanh(score / cap); 0: they stay */
     float *key, *key_t, *value_t, *dkey,
@@ -49,6 +51,13 @@ static int64_t round_up(int64_t value, int64_t unit)
     return (value + unit - 1) / unit * unit;
 }
 
+/* The input of positions, which follows the parts; -1: none. */
+static int position_input(const struct hapt_call *call, bool grouped, bool backward)
+{
+    const int parts = grouped ? 3 : 1;
+    return call->input_count > parts + (backward ? 3 : 0) ? parts : -1;
+}
+
 static struct operands operands_fused(const struct hapt_call *call, bool backward)
 {
     const struct hapt_view *qkv = &call->input[0], *dqkv = &call->output[0]; /* [batch][length][3 width] */
@@ -60,9 +69,10 @@ static struct operands operands_fused(const struct hapt_call *call, bool backwar
         of.lse_out = call->output[1].data;
         return of;
     }
-    of.out.view = &call->input[1];
-    of.lse_in = call->input[2].data;
-    of.dout.view = &call->input[3];
+    const struct hapt_view *rest = &call->input[position_input(call, false, true) < 0 ? 1 : 2];
+    of.out.view = &rest[0];
+    of.lse_in = rest[1].data;
+    of.dout.view = &rest[2];
     of.dq = (struct part){dqkv, 0, add};
     of.dk = (struct part){dqkv, width, add};
     of.dv = (struct part){dqkv, 2 * width, add};
@@ -78,9 +88,10 @@ static struct operands operands_grouped(const struct hapt_call *call, bool backw
         of.lse_out = out[1].data;
         return of;
     }
-    of.out.view = &in[3];
-    of.lse_in = in[4].data;
-    of.dout.view = &in[5];
+    const struct hapt_view *rest = &in[position_input(call, true, true) < 0 ? 3 : 4];
+    of.out.view = &rest[0];
+    of.lse_in = rest[1].data;
+    of.dout.view = &rest[2];
     of.dq = (struct part){&out[0], 0, call->accumulate & 1u};
     of.dk = (struct part){&out[1], 0, call->accumulate >> 1 & 1u};
     of.dv = (struct part){&out[2], 0, call->accumulate >> 2 & 1u};
@@ -93,8 +104,9 @@ INLINE struct operands operands_of(const struct hapt_call *call, bool grouped, b
 }
 
 /* Integer attributes: key-value heads, causal, window. Real: scale, or 0 for 1 / sqrt(head size); cap. */
-static struct attention attention_sizes(const struct hapt_call *call, bool grouped)
+static struct attention attention_sizes(const struct hapt_call *call, bool grouped, bool backward)
 {
+    const int positions = position_input(call, grouped, backward);
     const struct hapt_view *q = &call->input[0];
     const int64_t q_width = grouped ? q->shape[2] : q->shape[2] / 3;
     const int64_t kv_width = grouped ? call->input[1].shape[2] : q_width;
@@ -105,6 +117,7 @@ static struct attention attention_sizes(const struct hapt_call *call, bool group
     at.padded_head = round_up(at.head, LANES);
     at.padded_length = round_up(at.length, KEYS);
     at.scale = (float)(1.0 / sqrt((double)at.head));
+    if (positions >= 0) at.position = call->input[positions].data;
     if (!grouped) return at;
     at.window = call->integer[2];
     if (call->real[0] > 0) at.scale = (float)call->real[0];
@@ -147,7 +160,7 @@ static int attention_threads(const struct hapt_call *call, const struct attentio
 
 INLINE size_t workspace_for(const struct hapt_call *call, bool grouped, bool backward)
 {
-    const struct attention at = attention_sizes(call, grouped);
+    const struct attention at = attention_sizes(call, grouped, backward);
     return (size_t)(attention_threads(call, &at) * scratch_floats(&at, backward)) * sizeof(float);
 }
 
@@ -217,11 +230,16 @@ INLINE int64_t visible(const struct attention *at, int64_t query, int64_t first_
     return at->causal ? smaller(keys, query - first_key + 1) : keys;
 }
 
-/* Number of keys at the start of the block at `first_key` that row `query` does not see any more. */
+/* Number of keys at the start of the block at `first_key` that row `query` does not see any more. at->position is that
+ * of its sequence. */
 INLINE int64_t passed(const struct attention *at, int64_t query, int64_t first_key)
 {
-    const int64_t gone = at->window > 0 ? query - at->window + 1 - first_key : 0;
-    return gone > 0 ? gone : 0;
+    int64_t first = at->window > 0 ? query - at->window + 1 : 0;
+    if (at->position) {
+        const int64_t start = query - at->position[query];
+        if (start > first) first = start < query ? start : query;
+    }
+    return first > first_key ? first - first_key : 0;
 }
 
 /* The first block of keys that a query from `first` on sees. */
@@ -377,7 +395,7 @@ static void prefetch_parts(const struct operands *of, int64_t batch)
 
 INLINE void forward_run(const struct hapt_call *call, bool grouped, bool half)
 {
-    const struct attention sizes = attention_sizes(call, grouped);
+    const struct attention sizes = attention_sizes(call, grouped, false);
     const struct operands of = operands_of(call, grouped, false);
     const int64_t floats = scratch_floats(&sizes, false);
 #pragma omp parallel num_threads(attention_threads(call, &sizes))
@@ -390,6 +408,7 @@ INLINE void forward_run(const struct hapt_call *call, bool grouped, bool half)
             const int64_t b = task / at.kv_heads;
             if (b != fetched) prefetch_parts(&of, b);
             fetched = b;
+            at.position = sizes.position ? sizes.position + b * at.length : NULL;
             forward_head(&at, &of, b, task % at.kv_heads, half);
         }
     }
@@ -529,7 +548,7 @@ INLINE void backward_head(const struct attention *at, const struct operands *of,
 
 INLINE void backward_run(const struct hapt_call *call, bool grouped, bool half)
 {
-    const struct attention sizes = attention_sizes(call, grouped);
+    const struct attention sizes = attention_sizes(call, grouped, true);
     const struct operands of = operands_of(call, grouped, true);
     const int64_t floats = scratch_floats(&sizes, true);
 #pragma omp parallel num_threads(attention_threads(call, &sizes))
@@ -547,6 +566,7 @@ INLINE void backward_run(const struct hapt_call *call, bool grouped, bool half)
                 prefetch_sequence(of.dq.view, b, true);
             }
             fetched = b;
+            at.position = sizes.position ? sizes.position + b * at.length : NULL;
             backward_head(&at, &of, b, task % at.kv_heads, half);
         }
     }
@@ -562,5 +582,9 @@ const struct cpu_kernel ISA_NAME(hapt_cpu_attention)[] = {
     KERNEL_ROWS("attention_backward", attention_backward_workspace, attention_backward),
     KERNEL_ROWS("grouped_attention", grouped_workspace, grouped),
     KERNEL_ROWS("grouped_attention_backward", grouped_backward_workspace, grouped_backward),
+    KERNEL_ROWS("document_attention", attention_workspace, attention),
+    KERNEL_ROWS("document_attention_backward", attention_backward_workspace, attention_backward),
+    KERNEL_ROWS("grouped_document_attention", grouped_workspace, grouped),
+    KERNEL_ROWS("grouped_document_attention_backward", grouped_backward_workspace, grouped_backward),
     {HAPT_F32, {NULL, NULL, NULL}},
 };

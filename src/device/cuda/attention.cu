@@ -8,7 +8,7 @@ struct stripe {
     float top, total; /* of this lane's row */
 };
 
-/* Applies window and cap to the dot products of row `query` with the keys from `key` on. */
+/* Applies limits to the dot products of row `query` with the keys from `key` on. */
 __device__ __forceinline__ void stripe_limit(const struct attention &at, float *score, int64_t query, int64_t key)
 {
     const int r = (threadIdx.x & 31) >> 1, side = threadIdx.x & 1;
@@ -51,14 +51,15 @@ __device__ __forceinline__ float stripe_softmax(struct stripe &stripe, float *sc
 }
 
 template <class Element, int PARTS, bool LIMITED>
-__device__ __forceinline__ void tensor_forward_block(const struct attention &at, unsigned char *memory)
+__device__ __forceinline__ void tensor_forward_block(const struct attention &all, unsigned char *memory)
 {
     enum { COLUMNS = PARTS * 16, LD = COLUMNS + 8, TILE = TENSOR_ROWS * LD };
     Element *query = (Element *)tensor_aligned(memory), *key = query + TILE, *value = key + TILE;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float *score = (float *)(value + TILE) + warp * 16 * WEIGHT_LD,
           *factor = (float *)(value + TILE) + TENSOR_ROWS * WEIGHT_LD + warp * 16;
-    const struct attention_tile tile = attention_tile(at, at.heads, TENSOR_ROWS, true);
+    const struct attention_tile tile = attention_tile(all, all.heads, TENSOR_ROWS, true);
+    const struct attention at = of_sequence(all, tile.batch);
     const int64_t kv_head = tile.head / (at.heads / at.kv_heads), own = tile.first + warp * 16, row = own + lane / 2;
     const int64_t end = at.causal && tile.first + TENSOR_ROWS < at.length ? tile.first + TENSOR_ROWS : at.length;
     const struct tensor_layout layout = tensor_layout_find(score);
@@ -141,13 +142,14 @@ __device__ __forceinline__ float row_sum(float value)
 }
 
 template <class Element, int TILE, int SPAN, bool LIMITED>
-__global__ __launch_bounds__(PLAIN_THREADS) void plain_forward(const struct attention at)
+__global__ __launch_bounds__(PLAIN_THREADS) void plain_forward(const struct attention all)
 {
     enum { PATCH = TILE / 16, SQUARE = TILE + 4 };
     SHARED(float, query);
-    const int columns = plain_columns(at), ld = columns + 4, tx = threadIdx.x & 15, ty = threadIdx.x >> 4;
+    const int columns = plain_columns(all), ld = columns + 4, tx = threadIdx.x & 15, ty = threadIdx.x >> 4;
     float *other = query + TILE * ld, *weight = other + TILE * ld; /* keys, then values */
-    const struct attention_tile tile = attention_tile(at, at.heads, TILE, true);
+    const struct attention_tile tile = attention_tile(all, all.heads, TILE, true);
+    const struct attention at = of_sequence(all, tile.batch);
     const int64_t kv_head = tile.head / (at.heads / at.kv_heads), own = tile.first + ty * PATCH;
     const int64_t end = at.causal && tile.first + TILE < at.length ? tile.first + TILE : at.length;
     float out[PATCH][SPAN], score[PATCH][PATCH], top[PATCH], total[PATCH];
@@ -229,5 +231,7 @@ static enum hapt_status forward_run(const struct hapt_call *call, struct hapt_qu
 extern const struct cuda_kernel hapt_cuda_attention[] = {
     CUDA_KERNELS_WITH("attention", forward_workspace<false>, forward_run, false),
     CUDA_KERNELS_WITH("grouped_attention", forward_workspace<true>, forward_run, true),
+    CUDA_KERNELS_WITH("document_attention", forward_workspace<false>, forward_run, false),
+    CUDA_KERNELS_WITH("grouped_document_attention", forward_workspace<true>, forward_run, true),
     CUDA_KERNELS_END,
 };

@@ -95,13 +95,35 @@ __device__ __forceinline__ bool visible(const struct attention &at, int64_t quer
     return query < at.length && key < at.length && (!at.causal || key <= query);
 }
 
-/* ---- Windows and caps. LIMITED kernels apply them. The usual kernels would be slower with their registers. ---- */
+/* ---- Windows, documents and caps. LIMITED kernels apply them. The usual kernels would be slower with their registers.
+ * ---- */
+
+/* The operands for one sequence: its positions. */
+__device__ __forceinline__ struct attention of_sequence(const struct attention &all, int64_t batch)
+{
+    struct attention at = all;
+    if (at.position) at.position += batch * at.length;
+    return at;
+}
+
+/* The first key that `query` sees. It rises with the query. Rows past the end are as the last one. */
+__device__ __forceinline__ int64_t first_seen(const struct attention &at, int64_t query)
+{
+    int64_t first = at.window > 0 ? query - at.window + 1 : 0;
+    if (at.position) {
+        if (query >= at.length) query = at.length - 1;
+        int64_t start = query - at.position[query];
+        if (start > query) start = query;
+        if (start > first) first = start;
+    }
+    return first > 0 ? first : 0;
+}
 
 /* First of the tiles of `rows` keys that a query from `query` on sees. */
 template <bool LIMITED>
 __device__ __forceinline__ int64_t first_key_tile(const struct attention &at, int64_t query, int rows)
 {
-    return LIMITED && at.window > 0 && query >= at.window ? (query - at.window + 1) / rows * rows : 0;
+    return LIMITED ? first_seen(at, query) / rows * rows : 0;
 }
 
 /* End of the queries that see one of the `rows` keys from `key` on. */
@@ -116,10 +138,10 @@ __device__ __forceinline__ int64_t end_of_queries(const struct attention &at, in
 template <bool LIMITED>
 __device__ __forceinline__ bool is_limited(const struct attention &at, int64_t query, int64_t key)
 {
-    return LIMITED && (at.cap > 0 || (at.window > 0 && key <= query - at.window));
+    return LIMITED && (at.cap > 0 || key < first_seen(at, query));
 }
 
-/* Turns a dot product into a capped score, or into -INFINITY if the window of `query` is past `key`. Returns the
+/* Turns a dot product into a capped score, or into -INFINITY if `query` does not see `key` any more. Returns the
  * derivative of the capped score by the score. */
 __device__ __forceinline__ float limit(const struct attention &at, int64_t query, int64_t key, float *dot)
 {
@@ -129,12 +151,12 @@ __device__ __forceinline__ float limit(const struct attention &at, int64_t query
         *dot = at.cap * part;
         slope = 1 - part * part;
     }
-    if (at.window > 0 && key <= query - at.window) *dot = -INFINITY;
+    if (key < first_seen(at, query)) *dot = -INFINITY;
     return slope;
 }
 
-/* Initial maximum of a row's scores. It is finite with a window, because a row may see no key of the first tiles of its
- * block: -INFINITY minus itself would be NaN. */
+/* Initial maximum of a row's scores. It is finite in LIMITED kernels, because a row may see no key of the first tiles
+ * of its block: -INFINITY minus itself would be NaN. */
 #define NO_SCORE (LIMITED ? -FLT_MAX : -INFINITY)
 
 /* ---- Tensor cores ---- */

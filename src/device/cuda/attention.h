@@ -12,19 +12,20 @@ struct attention {
     float *delta;                         /* likewise: sums of out * dout */
     int64_t q_width, kv_width, out_width; /* row widths of q and dq; of k, v, dk and dv; of y, out and dout */
     int64_t batch, length, heads, kv_heads, head;
-    float scale;     /* of dot products */
-    float cap;       /* scores become cap tanh(score / cap); 0: they stay */
-    float cap_share; /* scale / cap */
-    float dot_scale; /* from dot products to scores after limit(): 1 with a cap, else scale */
-    int64_t window;  /* keys that a query sees, its own and those before it; 0: no window */
+    float scale;             /* of dot products */
+    float cap;               /* scores become cap tanh(score / cap); 0: they stay */
+    float cap_share;         /* scale / cap */
+    float dot_scale;         /* from dot products to scores after limit(): 1 with a cap, else scale */
+    int64_t window;          /* keys that a query sees, its own and those before it; 0: no window */
+    const int32_t *position; /* [batch][length] of a query in its document; NULL: one document */
     bool causal, add_q, add_k, add_v;
     bool packed; /* rows can be loaded 16 bytes at a time */
 };
 
-/* True with a window or a cap: kernels with LIMITED run. */
+/* True with a window, a cap or documents: kernels with LIMITED run. */
 static inline bool attention_is_limited(const struct attention &at)
 {
-    return at.window > 0 || at.cap > 0;
+    return at.window > 0 || at.cap > 0 || at.position;
 }
 
 static inline struct attention attention_of(const struct hapt_call *call, bool grouped, bool backward)
@@ -52,11 +53,14 @@ static inline struct attention attention_of(const struct hapt_call *call, bool g
     at.q_width = in[0].shape[2];
     at.kv_width = grouped ? kv_width : at.q_width;
     at.out_width = q_width;
+    const int parts = grouped ? 3 : 1; /* positions follow them */
+    const bool documents = call->input_count > parts + (backward ? 3 : 0);
+    if (documents) at.position = (const int32_t *)in[parts].data;
     at.q = in[0].data;
     at.k = grouped ? in[1].data : (const char *)at.q + q_width * bytes;
     at.v = grouped ? in[2].data : (const char *)at.q + 2 * q_width * bytes;
     if (backward) {
-        const int first = grouped ? 3 : 1;
+        const int first = parts + documents;
         at.out = in[first].data;
         at.logsumexp = (float *)in[first + 1].data;
         at.dout = in[first + 2].data;

@@ -32,7 +32,7 @@ __device__ __forceinline__ void statistics_load(const struct attention &at, int6
     }
 }
 
-/* Applies window and cap. Afterwards, weight (dweight - delta) is the gradient of the scaled dot product. */
+/* Applies limits. Afterwards, weight (dweight - delta) is the gradient of the scaled dot product. */
 __device__ __forceinline__ void limit_gradient(const struct attention &at, int64_t query, int64_t key, float delta,
                                                float *dot, float *dweight)
 {
@@ -160,11 +160,12 @@ __device__ __forceinline__ void scores_by_query(const struct attention &at, cons
 }
 
 template <class Element, int PARTS, bool LIMITED>
-__device__ __forceinline__ void tensor_keys_block(const struct attention &at, unsigned char *memory)
+__device__ __forceinline__ void tensor_keys_block(const struct attention &all, unsigned char *memory)
 {
     enum { LD = PARTS * 16 + 8 };
     const struct tensor_tiles<Element> of = tensor_divide<Element, PARTS>(memory);
-    const struct attention_tile tile = attention_tile(at, at.kv_heads, TENSOR_ROWS, false);
+    const struct attention_tile tile = attention_tile(all, all.kv_heads, TENSOR_ROWS, false);
+    const struct attention at = of_sequence(all, tile.batch);
     const struct tensor_layout layout = tensor_layout_find((float *)of.weight);
     const int64_t group = at.heads / at.kv_heads, own = tile.first + threadIdx.x / 32 * 16,
                   end = end_of_queries<LIMITED>(at, tile.first, TENSOR_ROWS);
@@ -192,11 +193,12 @@ __device__ __forceinline__ void tensor_keys_block(const struct attention &at, un
 }
 
 template <class Element, int PARTS, bool LIMITED>
-__device__ __forceinline__ void tensor_queries_block(const struct attention &at, unsigned char *memory)
+__device__ __forceinline__ void tensor_queries_block(const struct attention &all, unsigned char *memory)
 {
     enum { LD = PARTS * 16 + 8 };
     const struct tensor_tiles<Element> of = tensor_divide<Element, PARTS>(memory);
-    const struct attention_tile tile = attention_tile(at, at.heads, TENSOR_ROWS, true);
+    const struct attention_tile tile = attention_tile(all, all.heads, TENSOR_ROWS, true);
+    const struct attention at = of_sequence(all, tile.batch);
     const struct tensor_layout layout = tensor_layout_find((float *)of.weight);
     const int64_t kv_head = tile.head / (at.heads / at.kv_heads), own = tile.first + threadIdx.x / 32 * 16;
     const int64_t end = at.causal && tile.first + TENSOR_ROWS < at.length ? tile.first + TENSOR_ROWS : at.length;
@@ -280,14 +282,15 @@ __device__ __forceinline__ void plain_scores(const struct attention &at, const f
 }
 
 template <class Element, int TILE, int SPAN, bool LIMITED>
-__global__ __launch_bounds__(PLAIN_THREADS) void plain_keys(const struct attention at)
+__global__ __launch_bounds__(PLAIN_THREADS) void plain_keys(const struct attention all)
 {
     enum { PATCH = TILE / 16, SQUARE = TILE + 4 };
     SHARED(float, key);
-    const int columns = plain_columns(at), ld = columns + 4, ty = threadIdx.x >> 4;
+    const int columns = plain_columns(all), ld = columns + 4, ty = threadIdx.x >> 4;
     float *value = key + TILE * ld, *query = value + TILE * ld, *dout = query + TILE * ld, *weight = dout + TILE * ld,
           *dscore = weight + TILE * SQUARE;
-    const struct attention_tile tile = attention_tile(at, at.kv_heads, TILE, false);
+    const struct attention_tile tile = attention_tile(all, all.kv_heads, TILE, false);
+    const struct attention at = of_sequence(all, tile.batch);
     const int64_t group = at.heads / at.kv_heads, own = tile.first + ty * PATCH,
                   end = end_of_queries<LIMITED>(at, tile.first, TILE);
     float dkey[PATCH][SPAN] = {}, dvalue[PATCH][SPAN] = {};
@@ -316,13 +319,14 @@ __global__ __launch_bounds__(PLAIN_THREADS) void plain_keys(const struct attenti
 }
 
 template <class Element, int TILE, int SPAN, bool LIMITED>
-__global__ __launch_bounds__(PLAIN_THREADS) void plain_queries(const struct attention at)
+__global__ __launch_bounds__(PLAIN_THREADS) void plain_queries(const struct attention all)
 {
     enum { PATCH = TILE / 16, SQUARE = TILE + 4 };
     SHARED(float, query);
-    const int columns = plain_columns(at), ld = columns + 4, ty = threadIdx.x >> 4;
+    const int columns = plain_columns(all), ld = columns + 4, ty = threadIdx.x >> 4;
     float *dout = query + TILE * ld, *key = dout + TILE * ld, *value = key + TILE * ld, *dscore = value + TILE * ld;
-    const struct attention_tile tile = attention_tile(at, at.heads, TILE, true);
+    const struct attention_tile tile = attention_tile(all, all.heads, TILE, true);
+    const struct attention at = of_sequence(all, tile.batch);
     const int64_t kv_head = tile.head / (at.heads / at.kv_heads), own = tile.first + ty * PATCH;
     const int64_t end = at.causal && tile.first + TILE < at.length ? tile.first + TILE : at.length;
     float dquery[PATCH][SPAN] = {};
@@ -395,5 +399,7 @@ static enum hapt_status backward_run(const struct hapt_call *call, struct hapt_q
 extern const struct cuda_kernel hapt_cuda_attention_backward[] = {
     CUDA_KERNELS_WITH("attention_backward", backward_workspace<false>, backward_run, false),
     CUDA_KERNELS_WITH("grouped_attention_backward", backward_workspace<true>, backward_run, true),
+    CUDA_KERNELS_WITH("document_attention_backward", backward_workspace<false>, backward_run, false),
+    CUDA_KERNELS_WITH("grouped_document_attention_backward", backward_workspace<true>, backward_run, true),
     CUDA_KERNELS_END,
 };

@@ -323,7 +323,7 @@ static struct attention_share share_of(const struct attention *at, bool backward
     return share;
 }
 
-/* True if cuDNN may take the call; it can still refuse. The graph has a mask, but no window and no cap. */
+/* True if cuDNN may take the call; it can still refuse. The graph has a mask, but no window, documents or cap. */
 static bool is_possible(const struct attention *at, enum hapt_dtype dtype, bool backward)
 {
     return dtype != HAPT_F32 && !attention_is_limited(*at) && at->batch > 0 && at->length > 1 && at->head % 8 == 0 &&
