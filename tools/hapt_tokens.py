@@ -101,6 +101,7 @@ class Words:
             fail("%s does not exist" % path, "save the tokenizer with transformers: AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER)")
         self.folder, self.tokenizer, self.chat = folder, Tokenizer.from_file(path), None
         self.end = self.find_end()
+        self.inside = False  # a document has the token that ends it elsewhere, too
 
     def find_end(self):
         """The token that ends a text, by the tokenizer's settings or the model's; None: there is none."""
@@ -151,6 +152,7 @@ class Words:
         if self.end is not None and (not found or found[-1] != self.end):
             counts = counts + [bool(counts) and counts[-1]]
             found = list(found) + [self.end]
+        self.inside = self.inside or self.end in found[:-1]
         return found, counts
 
 
@@ -234,6 +236,13 @@ def main():
             stream.remove_partial()
 
 
+def tell_end(words):
+    if words.inside:  # as the ends of turns in many chat templates
+        print("token %d ends documents, and stands inside some: hapt cannot keep documents apart by it" % words.end)
+    elif words.end is not None:
+        print("token %d ends each document: hapt import --document-end %d keeps documents of a row apart" % (words.end, words.end))
+
+
 def decode(words):
     for line in sys.stdin:
         try:
@@ -275,6 +284,8 @@ def write(options, words, streams):
             fail("%s would be empty: %d documents" % (stream.path, number), "give more text, or a larger --share")
     for stream in streams:
         stream.close()
+    if number > 1:
+        tell_end(words)
 
 
 main()

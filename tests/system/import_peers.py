@@ -1,7 +1,7 @@
 """usage: import_peers.py HAPT FOLDER. Models of random shapes are made by transformers, stored in one of its ways (shards, bf16), imported,
 trained for ten steps on 1 to 4 ranks and exported. Their losses are those of transformers in fp64, and transformers computes the same
 logits from the exported folder as from its own trained weights. LoRA: PEFT loads the adapters, and trains to the same losses. Dropout:
-the same with hapt's masks in torch's modules."""
+the same with hapt's masks in torch's modules. Rows of several documents: the same with transformers' positions."""
 import os
 import random
 import shutil
@@ -118,8 +118,8 @@ def randomised(model, seed):
 
 
 def loss_of(model, batch):
-    inputs, targets = batch
-    logits = model(inputs).logits
+    inputs, targets, *positions = batch
+    logits = model(inputs, **({"position_ids": positions[0]} if positions else {})).logits
     return torch.nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten())  # -100 does not count
 
 
@@ -276,6 +276,29 @@ def dropouts(family, seed, ranks):
     check(abs(found / norm - 1) < 1e-5, "%s: dropout, the norm of the gradients is %.8g, not %.8g" % (name, found, norm))
 
 
+def packed(family, seed, ranks):
+    """Rows of several documents: transformers takes positions that begin anew as theirs, and masks the others."""
+    folder, name, batches = make(family, seed)
+    tokens = np.random.default_rng(seed).integers(0, 64, (STEPS, ROWS, T + 1))
+    tokens[np.random.default_rng(seed + 1).random(tokens.shape) < 0.15] = 3
+    with h5py.File(path("data.h5"), "w") as data:
+        data["batches"] = tokens.astype(np.int32)
+    ends = tokens[..., :-1] == 3
+    places = np.zeros_like(tokens[..., :-1])
+    for i in range(1, T):
+        places[..., i] = np.where(ends[..., i - 1], 0, places[..., i - 1] + 1)
+    targets = np.where(ends, -100, tokens[..., 1:])
+    batches = [tuple(map(torch.tensor, batch)) for batch in zip(tokens[..., :-1], targets, places)]
+    model = loaded(folder, family)
+    apart = abs(loss_of(model, batches[0]).item() - loss_of(model, batches[0][:2]).item())
+    expected, norm = train(model, batches)
+    out, losses, found = trained(folder, name, ranks, "--document-end", "3")
+    worst = np.abs(losses - expected).max()
+    print("%-22s %d ranks: documents, losses within %.1e; they change the first loss by %.1e" % (name, ranks, worst, apart))
+    check(worst < 1e-4 and apart > 1e-3, "%s: documents, losses differ by %g; of one document by %g" % (name, worst, apart))
+    check(abs(found / norm - 1) < 1e-5, "%s: documents, the norm of the gradients is %.8g, not %.8g" % (name, found, norm))
+
+
 def adapters(family, seed, ranks):
     """The adapters that hapt begins with are exported after a step of rate 0; PEFT trains these on."""
     folder, name, batches = make(family, seed)
@@ -309,6 +332,8 @@ for i, family in enumerate(FAMILIES):
 for i, family in enumerate(["bert", *IMAGES, "gpt2"]):
     for k in range(3 if LONG else 1):
         dropouts(family, SEED + k, (i + k) % 4 + 1)
+for i, family in enumerate(["gemma2", "gemma3", "gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"] if LONG else ["gpt2", "gemma3"]):
+    packed(family, SEED + 200, i % 4 + 1)
 for i, family in enumerate(["llama", "qwen3", "gemma2"] if LONG else ["qwen3"]):
     adapters(family, SEED + 100, i + 2)
 end()
