@@ -115,4 +115,33 @@ check(before.keys() == after.keys(), "exported names")
 for name in before:
     if ".mlp." not in name and "_proj.weight" not in name:  # those are rounded to 8 bits
         check(np.array_equal(before[name], after[name]), f"{name} is exported as it was imported")
+
+
+def on_paper():
+    """LoRA on one 4090, one 3090 and one V100 at 1 Gbit/s: all three are worth it, within their memories, near the proven bound."""
+    os.remove(path("large.h5"))  # disks are small
+    passes("import", path("large"), "--sequence", 1024, "--microbatch", 1, "--lora", "rank=16,alpha=32,target=q_proj,v_proj", "--dtype", "fp16",
+           "--output", path("paper.h5"))
+    with open("inputs/clusters/rtx4090-rtx3090-v100.json") as file:
+        lab = json.load(file)
+    plans = {}
+    for names in (["rtx4090", "rtx3090", "v100"], ["rtx4090", "rtx3090"], ["rtx4090"]):
+        some = dict(lab, subclusters=[one for one in lab["subclusters"] if one["name"] in names],
+                    links=[link for link in lab["links"] if set(link["between"]) <= set(names)])
+        with open(path("some.json"), "w") as file:
+            json.dump(some, file)
+        done = passes("plan", "--input", path("paper.h5"), "--cluster", path("some.json"), "--predict", "--global-batch", 32, "--json")
+        plans[len(names)] = json.loads(done.stdout) if done.returncode == 0 else {"simulated_s": np.nan, "bound_s": np.nan, "stages": []}
+    for names, plan in plans.items():
+        print(f"LoRA on paper, {names} devices: a step of 32 x 1024 tokens takes {plan['simulated_s']:.2f} s, at least {plan['bound_s']:.2f} s; "
+              f"layers {[stage['layers'] for stage in plan['stages']]}")
+    check(plans[3]["simulated_s"] < plans[2]["simulated_s"] < plans[1]["simulated_s"], "each device shortens the step")
+    check(len(plans[3]["stages"]) == 3 and plans[3]["simulated_s"] < 1.05 * plans[3]["bound_s"], f"three stages near the bound: {plans[3]}")
+    memory = {"rtx4090": 24e9, "rtx3090": 24e9, "v100": 16e9}
+    for stage in plans[3]["stages"]:
+        check(stage["memory_bytes"] <= memory[stage["subcluster"]], f"a stage exceeds its device: {stage}")
+
+
+if LONG:
+    on_paper()
 end()
