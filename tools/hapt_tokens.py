@@ -101,7 +101,7 @@ class Words:
             fail("%s does not exist" % path, "save the tokenizer with transformers: AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER)")
         self.folder, self.tokenizer, self.chat = folder, Tokenizer.from_file(path), None
         self.end = self.find_end()
-        self.inside = False  # a document has the token that ends it elsewhere, too
+        self.inside = 0  # documents that have the token that ends them elsewhere, too
 
     def find_end(self):
         """The token that ends a text, by the tokenizer's settings or the model's; None: there is none."""
@@ -152,7 +152,7 @@ class Words:
         if self.end is not None and (not found or found[-1] != self.end):
             counts = counts + [bool(counts) and counts[-1]]
             found = list(found) + [self.end]
-        self.inside = self.inside or self.end in found[:-1]
+        self.inside += self.end in found[:-1]
         return found, counts
 
 
@@ -238,7 +238,8 @@ def main():
 
 def tell_end(words):
     if words.inside:  # as the ends of turns in many chat templates
-        print("token %d ends documents, and stands inside some: hapt cannot keep documents apart by it" % words.end)
+        print("token %d ends documents, and stands inside %d of them: hapt import --document-end %d would divide these" %
+              (words.end, words.inside, words.end))
     elif words.end is not None:
         print("token %d ends each document: hapt import --document-end %d keeps documents of a row apart" % (words.end, words.end))
 

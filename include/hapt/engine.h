@@ -168,9 +168,8 @@ void hapt_engine_describe_replays(const struct hapt_engine *engine, char text[HA
  * in other ranks' slices are undefined (unless all_reduce_gradients). */
 enum hapt_status hapt_engine_reduce(struct hapt_engine *engine);
 
-/* Sum of squares of the local gradients, each parameter times weight[program tensor], in double, in a fixed order,
- * without running statistics.
- * weight 0: a tied copy counted elsewhere; NULL: all count. */
+/* Sum of squares of the local gradients, each parameter times weight[program tensor], in double, in a fixed order.
+ * weight 0: a tied copy counted elsewhere; NULL: all count. Running statistics do not count. */
 enum hapt_status hapt_engine_square_sum(struct hapt_engine *engine, const double *weight, double *sum);
 
 struct hapt_update {

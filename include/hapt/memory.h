@@ -63,8 +63,8 @@ struct hapt_staging {
 
 /* Parameter group: trained parameters whose gradients are all-reduced in place over the same axes. It has elements
  * [first, end) of the blocks; those before `decayed_end` have weight decay, those from `statistic_first` on are running
- * statistics. One collective per axis serves a group,
- * instead of its REDUCE steps that sum in place inside the gradient block. */
+ * statistics. One collective per axis serves a group, instead of its REDUCE steps that sum in place inside the gradient
+ * block. */
 struct hapt_parameter_group {
     unsigned axes; /* bit a: over mesh axis a */
     size_t first, decayed_end, statistic_first, end;

@@ -82,6 +82,10 @@ enum hapt_status hapt_model_rebatch(const struct hapt_model *model, int rows, st
 bool hapt_model_mixes_rows(const struct hapt_model *model);
 /* The token that ends a document of a row, for models with the input positions (--document-end); else -1. */
 int64_t hapt_model_document_end(const struct hapt_model *model);
+/* HAPT_ERR_USAGE: --batch-norm-momentum is given for a model without running statistics. */
+enum hapt_status hapt_model_check_momentum(const struct hapt_model *model, const struct hapt_config *config);
+/* Number of running statistics that /parameters of a weights file (NULL: 0) lacks. Such begin at 0 and 1. */
+enum hapt_status hapt_model_missing_statistics(const struct hapt_model *model, const char *weights, int *missing);
 /* True if the name matches one of the shell patterns, which commas separate. */
 bool hapt_patterns_match(const char *patterns, const char *name);
 /* HAPT_ERR_USAGE: a pattern of the option matches no parameter. A misspelt one would silently do nothing. */

@@ -130,7 +130,8 @@ struct hapt_optimizer_options {
     int state_count; /* fp32 tensors of state per parameter */
 };
 /* Notes in the model's graph what is trained for: parameters without weight decay (--no-decay), the smoothing of
- * labels. HAPT_ERR_USAGE: a pattern that matches no parameter. */
+ * labels. HAPT_ERR_USAGE: a pattern that matches no parameter, a
+ * --batch-norm-momentum without effect. */
 enum hapt_status hapt_optimizer_prepare(const struct hapt_config *config, const struct hapt_model *model);
 void hapt_optimizer_options(const struct hapt_config *config, struct hapt_optimizer_options *options);
 /* Learning rate of a step (from 0). All schedules except the constant one begin with a linear warm-up. They never fall

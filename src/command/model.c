@@ -64,6 +64,26 @@ const char hapt_command_model_help[] =
     "  /tokens, /batches, /targets, /images, /labels, /mean, /std\n"
     "                              optional: data (hapt data --help)\n";
 
+/* Passes over held-out rows normalise by running statistics, so a user should know if those are not the data's. */
+static enum hapt_status warn_of_statistics(const struct hapt_env *env, const struct hapt_model *model,
+                                           const char *weights)
+{
+    int missing, still = 0;
+    HAPT_TRY(hapt_model_missing_statistics(model, weights, &missing));
+    if (missing > 0)
+        hapt_warn(env, "%s lacks %d running statistics, which begin at 0 and 1: train before you evaluate\n", weights,
+                  missing);
+    for (int t = 0; t < model->graph->tensor_count; t++)
+        still += model->graph->tensor[t].statistic && !model->graph->tensor[t].trainable;
+    if (still > 0)
+        hapt_warn(env,
+                  "%d running statistics of batch norms keep their initial values (--trainable or --freeze leaves them "
+                  "out, or nothing below them trains), and evaluation normalises by them; --running-statistics no "
+                  "evaluates by the statistics of microbatches\n",
+                  still);
+    return HAPT_OK;
+}
+
 static enum hapt_status write_model(const struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
 {
     struct hapt_model *model;
@@ -77,6 +97,7 @@ static enum hapt_status write_model(const struct hapt_env *env, struct hapt_conf
     HAPT_TRY(hapt_model_preset(hapt_config_word(config, 0), config, &family));
     HAPT_TRY(hapt_model_build(family, config, arena, &model));
     HAPT_TRY(hapt_model_save(model, hapt_config_text(config, "weights"), hapt_config_text(config, "data"), path));
+    HAPT_TRY(warn_of_statistics(env, model, hapt_config_text(config, "weights")));
     return hapt_model_print(env, model, path);
 }
 

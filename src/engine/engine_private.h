@@ -195,9 +195,10 @@ enum hapt_status hapt_engine_run_update_kernels(struct hapt_engine *engine);
 /* Updates the parameter groups of `groups` (bits). */
 enum hapt_status hapt_engine_update_groups(struct hapt_engine *engine, unsigned groups,
                                            const struct hapt_update *update);
-/* The numbers of a call of an update's kernel. */
+/* The kernel that updates parameters of a kind. */
 const struct hapt_kernel *hapt_engine_find_update(const struct hapt_backend *backend, struct hapt_device *device,
                                                   int state_count, enum update_kind kind);
+/* The numbers of a call of it. */
 void hapt_engine_describe_update(const struct hapt_update *update, enum update_kind kind, struct hapt_call *call);
 /* One call for elements [first, end) of the blocks. Their state is in its device blocks from state_first on, and so are
  * masters that are laid out like it. */

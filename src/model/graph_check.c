@@ -10,8 +10,7 @@
 static enum hapt_status check_role(const struct hapt_tensor *tensor)
 {
     const char *hint = "inputs are tokens, targets and positions ([rows][T] int32), images ([rows][C][H][W] fp32), "
-                       "labels ([rows] int32), "
-                       "loss_scale and training ([1] fp32) and row_keys ([rows][2] int32)";
+                       "labels ([rows] int32), loss_scale and training ([1] fp32) and row_keys ([rows][2] int32)";
     bool fits = false;
     switch (tensor->role) {
     case HAPT_ROLE_NONE: fits = tensor->kind != HAPT_TENSOR_INPUT; break;

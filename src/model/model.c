@@ -109,6 +109,7 @@ enum hapt_status hapt_model_finish(struct hapt_model *model, const struct hapt_c
     HAPT_TRY(visit.status);
     HAPT_TRY(hapt_graph_check(model->graph));
     HAPT_TRY(hapt_graph_differentiate(model->graph));
+    HAPT_TRY(hapt_model_check_momentum(model, config));
     return hapt_model_check(model);
 }
 
@@ -185,8 +186,8 @@ static enum hapt_status check_inputs(const struct hapt_model *model)
         const bool long_enough = images || keys || tensor->shape[1] == model->sequence;
         if ((of_images == images || keys) && first && tensor->shape[0] == model->microbatch && long_enough) continue;
         return hapt_fail(HAPT_ERR_INPUT,
-                         "one input per role: tokens and targets are [microbatch][sequence], images, labels and row "
-                         "keys have microbatch rows",
+                         "one input per role: tokens, targets and positions are [microbatch][sequence], images, labels "
+                         "and row keys have microbatch rows, training is a scalar",
                          "input %s does not fit the model", tensor->name);
     }
     if (images && hapt_model_input(model, HAPT_ROLE_IMAGES) < 0)
@@ -207,13 +208,51 @@ int64_t hapt_model_document_end(const struct hapt_model *model)
 static enum hapt_status check_documents(const struct hapt_model *model)
 {
     const int64_t end = hapt_model_document_end(model);
-    const bool has_end = hapt_model_setting(model, "document-end") != NULL;
-    if (has_end == (hapt_model_input(model, HAPT_ROLE_POSITIONS) >= 0) &&
-        (!has_end || (end >= 0 && end < model->vocab)))
-        return HAPT_OK;
-    return hapt_fail(HAPT_ERR_INPUT,
-                     "a model with the input positions, and no other, needs the setting document-end: a token",
-                     "the token that ends documents is missing, or not between 0 and %d", model->vocab - 1);
+    const bool positions = hapt_model_input(model, HAPT_ROLE_POSITIONS) >= 0;
+    if (end < 0 && positions)
+        return hapt_fail(HAPT_ERR_INPUT, "add the setting document-end: the token that ends documents",
+                         "the model has the input positions, but no token that ends documents");
+    if (end >= 0 && !positions)
+        return hapt_fail(HAPT_ERR_INPUT, "remove the setting document-end, or let operators read the input positions",
+                         "a token ends documents, but the model has no input positions");
+    if (end >= 0 && end >= model->vocab)
+        return hapt_fail(HAPT_ERR_INPUT, "set document-end to the token that ends documents in the data",
+                         "the token that ends documents, %lld, is outside the vocabulary of %d", (long long)end,
+                         model->vocab);
+    return HAPT_OK;
+}
+
+/* Positions may exceed the vocabulary, and targets may be -100: only operators that expect them may read them. */
+static enum hapt_status check_readers(const struct hapt_model *model)
+{
+    const struct hapt_graph *graph = model->graph;
+    for (int index = 0; index < graph->forward_count; index++) {
+        const struct hapt_op *op = &graph->op[index];
+        const char *type = hapt_op_type_at(op->type)->name;
+        for (int i = 0; i < op->input_count; i++) {
+            const enum hapt_tensor_role role = op->input[i] < 0 ? HAPT_ROLE_NONE : graph->tensor[op->input[i]].role;
+            const bool loss = strcmp(type, "cross_entropy") == 0, table = strcmp(type, "embedding") == 0;
+            if (!(role == HAPT_ROLE_POSITIONS && loss) && !(role == HAPT_ROLE_TARGETS && table)) continue;
+            return hapt_fail(HAPT_ERR_INPUT, "a table is read at tokens or positions, and a loss has targets or labels",
+                             "operator %s (%s) cannot read the input %s", op->name, type,
+                             graph->tensor[op->input[i]].name);
+        }
+    }
+    return HAPT_OK;
+}
+
+static bool has_statistics(const struct hapt_model *model)
+{
+    for (int t = 0; t < model->graph->tensor_count; t++)
+        if (model->graph->tensor[t].statistic) return true;
+    return false;
+}
+
+enum hapt_status hapt_model_check_momentum(const struct hapt_model *model, const struct hapt_config *config)
+{
+    if (!hapt_config_given(config, "batch-norm-momentum") || has_statistics(model)) return HAPT_OK;
+    return hapt_fail(HAPT_ERR_USAGE, "leave it out, or make a resnet with --running-statistics yes",
+                     "--batch-norm-momentum has no effect: the model has no running statistics");
 }
 
 enum hapt_status hapt_model_check(const struct hapt_model *model)
@@ -221,6 +260,7 @@ enum hapt_status hapt_model_check(const struct hapt_model *model)
     const struct hapt_graph *graph = model->graph;
     HAPT_TRY(check_inputs(model));
     HAPT_TRY(check_documents(model));
+    HAPT_TRY(check_readers(model));
     HAPT_TRY(check_forward(graph));
     if (graph->op_count == graph->forward_count)
         return hapt_fail(HAPT_ERR_INPUT, NULL, "the model's graph has no backward part");

@@ -218,6 +218,18 @@ enum hapt_status hapt_model_save(const struct hapt_model *model, const char *wei
     return status;
 }
 
+enum hapt_status hapt_model_missing_statistics(const struct hapt_model *model, const char *weights, int *missing)
+{
+    struct hapt_h5 *file;
+    *missing = 0;
+    if (!weights) return HAPT_OK;
+    HAPT_TRY(hapt_h5_open(weights, NULL, 1, true, &file));
+    for (int t = 0; t < model->graph->tensor_count; t++)
+        *missing += model->graph->tensor[t].statistic && !hapt_weights_exist(file, &model->graph->tensor[t]);
+    hapt_h5_close(file);
+    return HAPT_OK;
+}
+
 /* Reading. The file is untrusted until hapt_graph_check has accepted the graph. */
 
 static enum hapt_status read_pairs(struct hapt_h5 *file, const char *names, const char *values,

@@ -14,7 +14,7 @@ static enum hapt_status infer_running(const struct hapt_graph *graph, const stru
 {
     for (int i = RUNNING_MEAN; i <= RUNNING_VARIANCE; i++)
         if (graph->tensor[op->input[i]].kind != HAPT_TENSOR_PARAMETER)
-            return hapt_op_bad_attribute(op, "its running statistics are no parameters");
+            return hapt_op_bad_attribute(op, "its running statistics are not parameters");
     if (graph->tensor[op->input[TRAINING]].role != HAPT_ROLE_TRAINING)
         return hapt_op_bad_attribute(op, "its last input is not the one with the role training");
     return hapt_op_infer_statistics(graph, op, output);

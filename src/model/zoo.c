@@ -200,7 +200,8 @@ enum hapt_status zoo_take_documents(struct zoo *zoo, const struct hapt_config *c
     const int64_t end = hapt_config_int(config, "document-end");
     zoo->documents = end >= 0;
     zoo->positions = -1;
-    if (end < 0) return HAPT_OK;
+    if (end < 0)
+        return hapt_config_given(config, "document-end") ? zoo_set_number(model, arena, "document-end", -1) : HAPT_OK;
     if (end >= vocab)
         return hapt_fail(HAPT_ERR_USAGE, "give the token that the data have after each document",
                          "--document-end %" PRId64 " is no token: the vocabulary has %" PRId64, end, vocab);

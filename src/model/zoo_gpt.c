@@ -46,12 +46,12 @@ static enum hapt_status block(const struct builder *builder, int64_t index, int 
 /* Rows of the table of tokens and of that of positions; input: tokens, both tables. */
 static enum hapt_status embed(struct zoo *zoo, const int input[3], int *x)
 {
-    int place[2] = {0, input[2]}, offset;
+    int position[2] = {0, input[2]}, y;
     if (!zoo->documents) return hapt_graph_add_op(zoo->graph, "embedding", "embedding", input, 3, NULL, NULL, x);
-    HAPT_TRY(zoo_positions(zoo, &place[0]));
+    HAPT_TRY(zoo_positions(zoo, &position[0]));
     HAPT_TRY(hapt_graph_add_op(zoo->graph, "embedding", "embedding", input, 2, NULL, NULL, x));
-    HAPT_TRY(hapt_graph_add_op(zoo->graph, "embedding", "place", place, 2, NULL, NULL, &offset));
-    return zoo_add(zoo, "placed", *x, offset, x);
+    HAPT_TRY(hapt_graph_add_op(zoo->graph, "embedding", "position_embedding", position, 2, NULL, NULL, &y));
+    return zoo_add(zoo, "embedding_sum", *x, y, x);
 }
 
 static enum hapt_status build(struct zoo *zoo, const struct hapt_gpt2 *of)

@@ -52,8 +52,8 @@ enum hapt_status hapt_zoo_resnet(const struct hapt_config *config, struct hapt_a
     int x, labels;
     HAPT_TRY(zoo_begin(&zoo, config, numbers, arena, model));
     HAPT_TRY(zoo_take_stages(config, 1, arena, model, &stages));
-    HAPT_TRY(zoo_images(&zoo, config, model, &x, &labels));
     HAPT_TRY(zoo_follow_statistics(&zoo, config, arena, model));
+    HAPT_TRY(zoo_images(&zoo, config, model, &x, &labels));
     HAPT_TRY(convolution_and_norm(&zoo, "conv1", "bn1", stem, x, &x));
     HAPT_TRY(zoo_relu(&zoo, "relu", x, &x));
     HAPT_TRY(zoo_max_pool(&zoo, "maxpool", 3, 2, 1, x, &x));

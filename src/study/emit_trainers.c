@@ -246,6 +246,12 @@ static void name_losses(struct trainer_plan *of)
         cannot(of, "Stages share tied parameters, and the plan sums their gradients once a step; %s %s.", name,
                of->trainer == HAPT_TRAINER_TORCHTITAN ? "trains a copy in each stage"
                                                       : "needs its own option for that");
+    if (hapt_model_document_end(of->model) >= 0)
+        cannot(of, "Token %lld ends documents, which do not see each other; %s %s.",
+               (long long)hapt_model_document_end(of->model), name,
+               of->trainer == HAPT_TRAINER_MEGATRON
+                   ? "needs --reset-position-ids, --reset-attention-mask and --eod-mask-loss"
+                   : "needs a mask of its own for that");
     if (programs) cannot(of, "A stage runs a synthesised program, which %s does not know.", name);
     if (away) cannot(of, "Weights or optimizer state are on the hosts, or sharded; see the options of %s.", name);
     if (recomputes)

@@ -12,6 +12,8 @@
 #include "data_order.h"
 #include "hapt/progress.h"
 
+enum { MOST_SEARCHED = 1 << 24 /* tokens that are searched for the one that ends documents: tenths of a second */ };
+
 struct hapt_data {
     struct data_layout layout;
     struct data_memory memory;
@@ -78,6 +80,36 @@ static enum hapt_status reserve(const struct hapt_env *env, const char *path, st
     return HAPT_OK;
 }
 
+/* Elements [first, first + count) of a column that are not `value`. */
+static int64_t count_others(const struct data_column *column, int64_t first, int64_t count, int64_t value)
+{
+    int32_t element[DATA_COUNT_UNITS];
+    int64_t counted = 0;
+    for (int64_t done = 0, part; done < count; done += part) {
+        part = count - done < DATA_COUNT_UNITS ? count - done : DATA_COUNT_UNITS;
+        data_column_read(column, HAPT_H5_I32, first + done, part, element);
+        for (int64_t i = 0; i < part; i++) counted += element[i] != value;
+    }
+    return counted;
+}
+
+/* A wrong token would silently keep no document apart, or leave no target. */
+static enum hapt_status check_document_end(const struct hapt_env *env, const char *path, const struct hapt_data *data)
+{
+    const int64_t all = data->layout.units * data->layout.unit_inputs,
+                  count = all < MOST_SEARCHED ? all : MOST_SEARCHED;
+    if (env->world_rank != 0 || data->document_end < 0 || count == 0) return HAPT_OK;
+    const int64_t others = count_others(&data->inputs, 0, count, data->document_end);
+    if (others == 0)
+        return hapt_fail(HAPT_ERR_INPUT, "give --document-end of hapt model or import the token that ends documents",
+                         "%s: the first %lld tokens are all %lld, which ends documents", path, (long long)count,
+                         (long long)data->document_end);
+    if (others == count)
+        hapt_warn(env, "%s: token %lld, which ends documents (--document-end), is not among the first %lld tokens\n",
+                  path, (long long)data->document_end, (long long)count);
+    return HAPT_OK;
+}
+
 /* order NULL: all rows, in any number per batch. */
 enum hapt_status hapt_data_open(const struct hapt_env *env, const char *path, const struct hapt_model *model,
                                 const struct hapt_data_order *order, struct hapt_data **data)
@@ -105,6 +137,7 @@ enum hapt_status hapt_data_open(const struct hapt_env *env, const char *path, co
     if (status == HAPT_OK)
         status = hapt_env_agree(env->world, env->node_rank == 0 ? data_fill(file, &layout, &made->memory) : HAPT_OK);
     if (status == HAPT_OK) status = hapt_env_agree(env->world, hapt_shared_publish(made->shared));
+    if (status == HAPT_OK) status = hapt_env_agree(env->world, check_document_end(env, path, made));
     hapt_h5_close(file);
     hapt_progress_release(&progress);
     if (status != HAPT_OK) {
@@ -344,19 +377,6 @@ void hapt_data_read(const struct hapt_data *data, enum hapt_tensor_role role, in
     }
 }
 
-/* Elements [first, first + count) of a column that are not `value`. */
-static int64_t count_others(const struct data_column *column, int64_t first, int64_t count, int64_t value)
-{
-    int32_t element[DATA_COUNT_UNITS];
-    int64_t counted = 0;
-    for (int64_t done = 0, part; done < count; done += part) {
-        part = count - done < DATA_COUNT_UNITS ? count - done : DATA_COUNT_UNITS;
-        data_column_read(column, HAPT_H5_I32, first + done, part, element);
-        for (int64_t i = 0; i < part; i++) counted += element[i] != value;
-    }
-    return counted;
-}
-
 /* Targets in [first, first + count) that are not excluded. */
 static int64_t count_targets(const struct hapt_data *data, int64_t first, int64_t count)
 {
@@ -471,5 +491,6 @@ void hapt_data_identify(struct hapt_data *data, int64_t steps, struct hapt_data_
         hash = hapt_hash(hash, scale, sizeof scale);
     }
     if (held_out) hash = hapt_hash_word(hash, data->held_out.used);
+    if (data->document_end >= 0) hash = hapt_hash_word(hash, data->document_end);
     identity->checksum = (int64_t)hash;
 }

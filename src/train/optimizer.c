@@ -29,6 +29,7 @@ enum hapt_status hapt_optimizer_prepare(const struct hapt_config *config, const 
     const struct hapt_graph *graph = model->graph;
     const char *patterns = hapt_config_text(config, "no-decay");
     const double smoothing = hapt_config_real(config, "label-smoothing");
+    HAPT_TRY(hapt_model_check_momentum(model, config));
     if (smoothing > 0 || hapt_config_given(config, "label-smoothing")) smooth_labels(graph, smoothing);
     if (!patterns) return HAPT_OK;
     HAPT_TRY(hapt_patterns_check("no-decay", patterns, graph));

@@ -75,7 +75,7 @@ CASES = {
             "backward-frozen": (frozen("relu", "slice"), "slice belongs in sharded graphs only")},
     "resnet": {"count0": (attribute("batch_mean", 0, 0), "N is less"), "count-negative": (attribute("batch_norm_running", 0, -5), "N is less"),
                "count-other": (attribute("batch_mean", 0, 10**9), "statistics of its own input"),
-               "running-mean": (reads("batch_norm_running", 5, 1), "are no parameters"),
+               "running-mean": (reads("batch_norm_running", 5, 1), "are not parameters"),
                "running-twice": (reads("batch_variance", 1, 5, "batch_norm_running"), "other readers"),
                "training": (reads("batch_norm_running", 7, 0, "conv2d"), "tensor images"),
                "epsilon": (real("batch_norm_running", -1.0), "epsilon"), "epsilon-nan": (real("batch_norm_running", np.nan), "attribute")},

@@ -158,5 +158,12 @@ for source, statistics in ((f"one-{STEPS}.h5", trained), (f"none-{STEPS}.h5", {"
     passes("model", "resnet", *IMAGES, "--weights", path(source), "--output", path("again.h5"), "--overwrite", "yes")
     found = weights_of("again.h5")
     check(all(np.array_equal(found[name], value.astype(np.float32)) for name, value in statistics.items() if is_statistic(name)), f"{source}: statistics")
+for words, text in ((["--weights", path(f"none-{STEPS}.h5")], "lacks 30 running statistics"), (["--trainable", "fc.*"], "30 running statistics"),
+                    (["--weights", path(f"one-{STEPS}.h5")], None)):
+    told = passes("model", "resnet", *IMAGES, *words, "--output", path("warned.h5"), "--overwrite", "yes").stderr
+    check(text in told if text else "warning" not in told, f"{words}: {told}")
+refuses(2, "has no effect", "model", "gpt", "--batch-norm-momentum", "0.5", "--output", path("x.h5"))
+refuses(2, "has no effect", "--input", path("none.h5"), "--data", path("train.h5"), "--batch-norm-momentum", "0.5", "--steps", "1", "--microbatches", MICROBATCHES,
+        "--predict", "--output", path("refused"))
 refuses(2, "batch-norm-momentum", "--input", path("m.h5"), "--batch-norm-momentum", "1.5")
 end()

@@ -133,6 +133,22 @@ for family, own in (("gpt", "gpt.h5"), ("llama", "llama.h5")):
     texts = [text["tokens"][-5:] for text in json.loads(done.stdout)["sequences"]] if done.returncode == 0 else [0]
     check(len(texts) == 3 and texts[0] == texts[1] == texts[2], f"{family}: {texts}")
 
+# A wrong token is noticed; another one in a resumed run, too. The default may be given.
+with h5py.File(path("ends.h5"), "w") as file_:
+    file_["batches"] = np.zeros((1, ROWS, T + 1), np.int32)
+with h5py.File(path("endless.h5"), "w") as file_:
+    file_["batches"] = random.integers(1, V, (1, ROWS, T + 1)).astype(np.int32)
+short = ["--microbatches", ROWS // 2, "--steps", 1, "--predict", "--threads", 1]
+refuses(3, "tokens are all 0, which ends documents", "--input", path("gpt.h5"), "--data", path("ends.h5"), *short, "--output", path("ends"))
+done = passes("--input", path("gpt.h5"), "--data", path("endless.h5"), *short, "--output", path("endless"))
+check("token 0, which ends documents (--document-end), is not among the first" in done.stderr, f"no warning: {done.stderr[-500:]}")
+passes("--input", path("gpt.h5"), "--data", path("batches.h5"), *short[:2], "--steps", 2, *short[4:], "--stop-after", 1, "--output", path("other"))
+other = model("other-end.h5", "gpt", "--document-end", 3)
+done = passes("train", "--input", other, "--data", path("batches.h5"), "--threads", 1, "--resume", "--output", path("other"))
+check("hapt: warning:" in done.stderr and "data" in done.stderr, f"no warning of other data: {done.stderr[-500:]}")
+with h5py.File(model("default.h5", "gpt", "--document-end", -1)) as file_:
+    check(b"positions" not in file_["tensors/role"][()] and "positions" not in file_["tensors/role"][()], "--document-end -1 has positions")
+
 refuses(2, "is no token", "model", "gpt", "--vocab", V, "--document-end", V, "--output", path("x.h5"))
 refuses(2, "have no --document-end", "model", "bert", "--vocab", V, "--document-end", 1, "--output", path("x.h5"))
 end()

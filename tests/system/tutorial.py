@@ -89,7 +89,10 @@ def chat():
         completion.append(words.eos_token_id)
         tokens += prompt + completion
         targets += [-100] * (len(prompt) - 1) + completion + [-100]
-    subprocess.run([sys.executable, tool, "--tokenizer", "chat", "--output", "chat.h5", "--answers-only", "chat.jsonl"], check=True)
+    told = subprocess.run([sys.executable, tool, "--tokenizer", "chat", "--output", "chat.h5", "--answers-only", "chat.jsonl"], check=True,
+                          stdout=subprocess.PIPE, text=True).stdout
+    inside = sum(words.eos_token_id in words.apply_chat_template(chat, tokenize=True, return_dict=False)[:-1] for chat in chats)
+    assert ("stands inside %d of them" % inside if inside else "token %d ends each document" % words.eos_token_id) in told, (inside, told)
     with h5py.File("chat.h5") as file:
         assert file["tokens"][()].tolist() == tokens and file["targets"][()].tolist() == targets
     total = count = 0

@@ -95,8 +95,7 @@ __device__ __forceinline__ bool visible(const struct attention &at, int64_t quer
     return query < at.length && key < at.length && (!at.causal || key <= query);
 }
 
-/* ---- Windows, documents and caps. LIMITED kernels apply them. The usual kernels would be slower with their registers.
- * ---- */
+/* ---- Limits: windows, documents and caps. LIMITED kernels apply them; they would slow the others down. ---- */
 
 /* The operands for one sequence: its positions. */
 __device__ __forceinline__ struct attention of_sequence(const struct attention &all, int64_t batch)
