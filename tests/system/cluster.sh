@@ -122,6 +122,13 @@ check "HAP's cluster: exit code $code" [ $code -eq 0 ]
 check "HAP's cluster: 16 V100, 48 P100, one rate between machines" json "$dir/out" "
     [(s['device']['name'], s['nodes'] * s['devices_per_node']) for s in d['subclusters']] == [('V100-16GB', 16), ('P100', 48)] and
     all(s['inter_node_bandwidth'] == 1.3e9 for s in d['subclusters']) and all(abs(l['bandwidth'] - 1.3e9) < 1 for l in d['links'] if l['between'][0] != l['between'][1])"
+# A lab of three generations at 1 Gbit/s.
+clusters=$((clusters + 1))
+ranks 1 topology --cluster inputs/clusters/rtx4090-rtx3090-v100.json --json
+check "a lab of three: exit code $code" [ $code -eq 0 ]
+check "a lab of three: devices, memory, links" json "$dir/out" "
+    [(s['device']['name'], s['device']['memory']) for s in d['subclusters']] == [('RTX-4090', 24e9), ('RTX-3090', 24e9), ('V100-16GB', 16e9)] and
+    all(l['bandwidth'] == 1e9 / 8 for l in d['links'] if l['between'][0] != l['between'][1])"
 files=(inputs/clusters/*.json)
 check "every cluster file is checked" [ ${#files[@]} -eq $clusters ]
 
