@@ -50,7 +50,7 @@ ends_well() { # JOB RESTARTS
 # dozens of runs). Such a job is submitted once more.
 job=$(submit -- --steps 120)
 checks=$((checks + 4))
-lost() { grep -q 'PMIX ERROR: UNREACHABLE' "$scratch/log"; }
+lost() { grep -qs 'PMIX ERROR: UNREACHABLE' "$scratch/log"; }
 begun() { has_checkpoint || lost; }
 wait_until 60 begun
 if lost && ! has_checkpoint; then
