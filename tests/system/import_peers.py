@@ -1,7 +1,8 @@
 """usage: import_peers.py HAPT FOLDER. Models of random shapes are made by transformers, stored in one of its ways (shards, bf16), imported,
 trained for ten steps on 1 to 4 ranks and exported. Their losses are those of transformers in fp64, and transformers computes the same
 logits from the exported folder as from its own trained weights. LoRA: PEFT loads the adapters, and trains to the same losses. Dropout:
-the same with hapt's masks in torch's modules. Rows of several documents: the same with transformers' positions."""
+the same with hapt's masks in torch's modules. Rows of several documents: the same with transformers' positions.
+ResNets: torchvision evaluates what is exported."""
 import os
 import random
 import shutil
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 import transformers
 from peft import PeftModel
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForImageClassification, AutoModelForMaskedLM
 
 from checking import LONG, check, end, passes, path
@@ -325,6 +327,36 @@ def adapters(family, seed, ranks):
     check(apart < 1e-4, "%s: LoRA, logits differ by %g" % (name, apart))
 
 
+def resnets(ranks):
+    """torchvision evaluates an exported ResNet, by its running statistics, to the loss of hapt evaluate. Needs torchvision."""
+    try:
+        from torchvision.models.resnet import Bottleneck, ResNet
+    except ImportError as missing:
+        print("no ResNet of torchvision: %s" % missing)
+        return
+    draw = np.random.default_rng(SEED)
+    for name, shape in (("data", (4, 8)), ("held", (1, 11))):
+        labels = draw.integers(0, 7, shape).astype(np.int32)
+        with h5py.File(path(name + ".h5"), "w") as data:
+            data["images"] = (draw.normal(size=(*shape, 3, 48, 48)) + 0.3 * labels[..., None, None, None]).astype(np.float32)
+            data["labels"] = labels
+    with h5py.File(path("held.h5")) as data:
+        images, labels = torch.tensor(data["images"][0]).double(), torch.tensor(data["labels"][0]).long()
+    passes("model", "resnet", "--stages", "1,2,1,1", "--width", "64", "--image", "48", "--classes", "7", "--microbatch", "4", "--overwrite", "--output",
+           path("m.h5"))
+    shutil.rmtree(path("run"), ignore_errors=True)
+    passes("--input", path("m.h5"), "--data", path("data.h5"), "--validation-data", path("held.h5"), "--microbatches", "2", "--steps", "4",
+           "--learning-rate", "1e-4", "--batch-norm-momentum", "0.4", "--profile-seconds", "1", "--output", path("run"), ranks=ranks)
+    model = ResNet(Bottleneck, [1, 2, 1, 1], num_classes=7).double().eval()
+    model.load_state_dict(load_file(os.path.join(exported(path("run")), "model.safetensors")))
+    with torch.no_grad():
+        wanted = torch.nn.functional.cross_entropy(model(images), labels).item()
+    with h5py.File(path("run", "run.h5")) as run:
+        found = run["train/validation_loss"][-1]
+    print("ResNet, %d ranks: validation loss %.6f, of torchvision %.6f" % (ranks, found, wanted))
+    check(abs(found / wanted - 1) < 1e-5, "ResNet: validation loss %g, of torchvision %g" % (found, wanted))
+
+
 FAMILIES = ["bert", *IMAGES, "gemma2", "gemma3", "gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"]
 for i, family in enumerate(FAMILIES):
     for k in range(5 if LONG else 1):
@@ -336,4 +368,5 @@ for i, family in enumerate(["gemma2", "gemma3", "gpt2", "llama", "mistral", "mix
     packed(family, SEED + 200, i % 4 + 1)
 for i, family in enumerate(["llama", "qwen3", "gemma2"] if LONG else ["qwen3"]):
     adapters(family, SEED + 100, i + 2)
+resnets(2)
 end()
