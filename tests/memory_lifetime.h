@@ -41,8 +41,8 @@ static enum hapt_region lifetime_region_of(const struct hapt_program *program, i
     const struct hapt_tensor *whole = &program->graph->tensor[program->tensor[tensor].tensor];
     switch (whole->kind) {
     case HAPT_TENSOR_PARAMETER: return HAPT_REGION_RESIDENT;
-    /* One loss scale serves the whole step; tokens and targets differ by microbatch. */
-    case HAPT_TENSOR_INPUT: return whole->role == HAPT_ROLE_LOSS_SCALE ? HAPT_REGION_RESIDENT : HAPT_REGION_SLOT;
+    /* A scalar serves the whole step; tokens and targets differ by microbatch. */
+    case HAPT_TENSOR_INPUT: return hapt_role_is_scalar(whole->role) ? HAPT_REGION_RESIDENT : HAPT_REGION_SLOT;
     case HAPT_TENSOR_GRADIENT:
         return hapt_graph_is_parameter_gradient(program->graph, program->tensor[tensor].tensor) ? HAPT_REGION_RESIDENT
                                                                                                 : HAPT_REGION_WORKSPACE;

@@ -138,10 +138,10 @@ struct hapt_rows {
 void hapt_parameter_pack(const struct hapt_tensor *parameter, int64_t rows, float *value);
 void hapt_parameter_unpack(const struct hapt_tensor *parameter, int64_t rows, float *value);
 
-/* True for an input that is one number for all rows, and stays the same during a step. */
-static inline bool hapt_tensor_is_scalar_input(const struct hapt_tensor *tensor)
+/* True for inputs that are one number for all rows, and stay the same during a step. */
+static inline bool hapt_role_is_scalar(enum hapt_tensor_role role)
 {
-    return tensor->role == HAPT_ROLE_LOSS_SCALE || tensor->role == HAPT_ROLE_TRAINING;
+    return role == HAPT_ROLE_LOSS_SCALE || role == HAPT_ROLE_TRAINING;
 }
 
 int64_t hapt_tensor_elements(const struct hapt_tensor *tensor);

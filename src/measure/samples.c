@@ -31,7 +31,7 @@ static enum hapt_status fill_input(const struct hapt_model *model, const struct 
     const struct hapt_backend *backend = options->backend;
     struct hapt_queue *queue = backend->queue(options->device, 0);
     void *place = hapt_engine_tensor(engine, tensor, 0);
-    if (hapt_tensor_is_scalar_input(input)) {
+    if (hapt_role_is_scalar(input->role)) {
         const float scalar = input->role == HAPT_ROLE_LOSS_SCALE ? 1.0f / (float)hapt_model_items(model) : 1;
         HAPT_TRY(backend->copy(queue, place, &scalar, sizeof scalar));
         return backend->wait(backend->record(queue));

@@ -243,7 +243,7 @@ static struct amounts amounts_of(const struct hapt_memory_ranges *made, int tens
         amounts.copies = local->dtype != HAPT_F32;
         amounts.trained_fp32 = local->dtype == HAPT_F32 ? amounts.trained : 0;
     } else if (local->kind == HAPT_TENSOR_INPUT) {
-        *(hapt_tensor_is_scalar_input(local) ? &amounts.resident : &amounts.slot) = made->bytes[tensor];
+        *(hapt_role_is_scalar(local->role) ? &amounts.resident : &amounts.slot) = made->bytes[tensor];
     } else if (hapt_graph_is_parameter_gradient(made->graph, tensor) && !tensor_is_updating(made->graph, tensor)) {
         amounts.resident = made->bytes[tensor];
     }

@@ -591,7 +591,7 @@ enum hapt_region memory_walk_region(const struct hapt_memory_ranges *ranges, con
                                     int tensor, size_t *offset)
 {
     const struct hapt_tensor *of = &ranges->graph->tensor[tensor];
-    if (of->kind == HAPT_TENSOR_INPUT) return hapt_tensor_is_scalar_input(of) ? HAPT_REGION_RESIDENT : HAPT_REGION_SLOT;
+    if (of->kind == HAPT_TENSOR_INPUT) return hapt_role_is_scalar(of->role) ? HAPT_REGION_RESIDENT : HAPT_REGION_SLOT;
     if (ranges_is_forward_activation(ranges, tensor)) {
         if (made_at(ranges, tensor) < work->first || !in_workspace(ranges, tensor, work)) return HAPT_REGION_SLOT;
     } else if (!ranges_is_backward_tensor(ranges, tensor)) {

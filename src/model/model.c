@@ -179,7 +179,7 @@ static enum hapt_status check_inputs(const struct hapt_model *model)
     for (int t = 0; t < model->graph->tensor_count; t++) {
         const struct hapt_tensor *tensor = &model->graph->tensor[t];
         if (tensor->kind != HAPT_TENSOR_INPUT) continue;
-        if (hapt_tensor_is_scalar_input(tensor) && hapt_model_input(model, tensor->role) == t) continue;
+        if (hapt_role_is_scalar(tensor->role) && hapt_model_input(model, tensor->role) == t) continue;
         const bool of_images = tensor->role == HAPT_ROLE_IMAGES || tensor->role == HAPT_ROLE_LABELS;
         const bool first = hapt_model_input(model, tensor->role) == t;
         const bool keys = tensor->role == HAPT_ROLE_ROW_KEYS;

@@ -55,7 +55,7 @@ static enum hapt_status copy_tensor(struct rebuilding *work, int t)
 {
     struct hapt_tensor tensor = work->from->tensor[t];
     if (work->index_in_to[t] >= 0) return HAPT_OK;
-    if (tensor.kind == HAPT_TENSOR_INPUT && !hapt_tensor_is_scalar_input(&tensor))
+    if (tensor.kind == HAPT_TENSOR_INPUT && !hapt_role_is_scalar(tensor.role))
         tensor.shape[0] = tensor.shape[0] / work->rows_from * work->rows_to;
     if (tensor.kind == HAPT_TENSOR_PARAMETER && work->computes[t]) tensor.dtype = work->dtype;
     tensor.producer = tensor.gradient = tensor.primal = -1;

@@ -40,7 +40,7 @@ static enum hapt_status rule_of(const struct flow *flow, const struct hapt_op *o
 /* Scalars are one for all; every other input has a row per sample. */
 static struct hapt_property input_property(const struct flow *flow, const struct hapt_tensor *tensor)
 {
-    if (tensor->kind != HAPT_TENSOR_INPUT || hapt_tensor_is_scalar_input(tensor) || flow->tensor_parallel)
+    if (tensor->kind != HAPT_TENSOR_INPUT || hapt_role_is_scalar(tensor->role) || flow->tensor_parallel)
         return (struct hapt_property){.kind = HAPT_PROPERTY_REPLICATED};
     return (struct hapt_property){.kind = HAPT_PROPERTY_SHARDED, .blocks = 1, .unit = 1};
 }

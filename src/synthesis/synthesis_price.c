@@ -109,7 +109,7 @@ static bool has_rows(const struct hapt_graph *graph, int tensor)
 {
     const struct hapt_tensor *of = &graph->tensor[tensor];
     if (of->primal >= 0) of = &graph->tensor[of->primal];
-    return of->kind != HAPT_TENSOR_PARAMETER && !hapt_tensor_is_scalar_input(of) && tensor != graph->loss;
+    return of->kind != HAPT_TENSOR_PARAMETER && !hapt_role_is_scalar(of->role) && tensor != graph->loss;
 }
 
 double hapt_spmd_tensor_bytes(const struct hapt_graph *graph, int tensor, int sharers)

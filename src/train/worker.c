@@ -412,7 +412,7 @@ static enum hapt_status find_input(struct stage *stage, int tensor)
     struct hapt_box box, rows;
     struct hapt_strided_list local;
     *input = (struct stage_input){.tensor = tensor, .role = whole->role};
-    if (hapt_tensor_is_scalar_input(whole)) return HAPT_OK;
+    if (hapt_role_is_scalar(whole->role)) return HAPT_OK;
     hapt_sharding_box(sharding, tensor, stage->team.mesh_coordinate, &box);
     const struct hapt_box_run *last = &box.run[0][box.runs[0] - 1];
     const int64_t per_row =

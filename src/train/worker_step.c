@@ -23,11 +23,6 @@ static enum hapt_status finish_puts(const struct worker *worker)
     return worker->backend->wait(worker->backend->record(worker->backend->queue(worker->device, 0)));
 }
 
-static bool is_scalar(const struct stage_input *input)
-{
-    return input->role == HAPT_ROLE_LOSS_SCALE || input->role == HAPT_ROLE_TRAINING;
-}
-
 /* Sets the inputs that stay during the passes of a step, or those over held-out rows. */
 static enum hapt_status put_scalars(struct stage *stage, bool trains)
 {
@@ -37,7 +32,7 @@ static enum hapt_status put_scalars(struct stage *stage, bool trains)
                             ? (float)(worker->loss_scale / (double)hapt_data_targets(worker->data, worker->data_step))
                             : 0;
     for (int i = 0; i < stage->input_count; i++)
-        if (is_scalar(&stage->input[i]))
+        if (hapt_role_is_scalar(stage->input[i].role))
             HAPT_TRY(
                 put(stage, stage->input[i].tensor, 0, stage->input[i].role == HAPT_ROLE_TRAINING ? &training : &scale));
     return finish_puts(worker); /* they are local variables */
@@ -50,7 +45,7 @@ static enum hapt_status put_inputs(struct stage *stage, int microbatch, int slot
         const struct stage_input *input = &stage->input[i];
         const int first = microbatch * worker->model->microbatch + input->first_row;
         const void *value = worker->row_buffer;
-        if (is_scalar(input)) continue;
+        if (hapt_role_is_scalar(input->role)) continue;
         hapt_data_read(worker->data, input->role, worker->data_step, first, input->rows, worker->row_buffer);
         if (input->runs.count > 0) {
             hapt_strided_pack(&input->runs, worker->row_buffer, 0, hapt_strided_bytes(&input->runs),

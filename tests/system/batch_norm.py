@@ -89,6 +89,8 @@ def train(name, ranks, *words, rate=RATE, momentum=0.1, tolerance=2e-5):
     net = Resnet(weights[-1], DEPTHS, running=True)
     losses, right = net.losses(held_images[0], held_labels[0])
     with h5py.File(path(name, "run.h5")) as file:
+        planned, measured = file["train/memory_planned"][()], file["train/memory_measured"][()]
+        check(np.array_equal(planned, measured), f"{name}: planned memory {planned}, measured {measured}")
         loss, validation = file["train/loss"][()], file["train/validation_loss"][()]
     check(abs(validation[-1] / losses.mean() - 1) < tolerance, f"{name}: validation {validation[-1]}, NumPy {losses.mean()}")
     found = evaluate(name, *cluster, ranks=ranks)

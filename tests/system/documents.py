@@ -149,6 +149,38 @@ check("hapt: warning:" in done.stderr and "data" in done.stderr, f"no warning of
 with h5py.File(model("default.h5", "gpt", "--document-end", -1)) as file_:
     check(b"positions" not in file_["tensors/role"][()] and "positions" not in file_["tensors/role"][()], "--document-end -1 has positions")
 
+def damaged(change):
+    """The GPT's model file, changed."""
+    with open(path("gpt.h5"), "rb") as source, open(path("damaged.h5"), "wb") as copy:
+        copy.write(source.read())
+    with h5py.File(path("damaged.h5"), "r+") as file_:
+        change(file_)
+    return path("damaged.h5")
+
+
+def setting(value):
+    """document-end becomes `value`."""
+    def change(file_):
+        names = [name.decode() if isinstance(name, bytes) else name for name in file_["settings/name"][()]]
+        values = [value_.decode() if isinstance(value_, bytes) else value_ for value_ in file_["settings/value"][()]]
+        values[names.index("document-end")] = value
+        del file_["settings/value"]
+        file_.create_dataset("settings/value", data=np.array([value_.encode() for value_ in values], dtype="S40"))
+    return change
+
+
+def targets_as_positions(file_):
+    """The table of positions is read at the targets."""
+    types = [kind.decode() if isinstance(kind, bytes) else kind for kind in file_["operators/type"][()]]
+    inputs = file_["operators/input"][()]
+    loss = types.index("cross_entropy")
+    inputs[[row for row, kind in enumerate(types) if kind == "embedding"][1], 0] = inputs[loss, 1]
+    file_["operators/input"][...] = inputs
+
+
+for change, text in ((setting("x"), "no token that ends documents"), (setting(str(V)), "is outside the vocabulary"),
+                     (targets_as_positions, "cannot read the input targets")):
+    refuses(3, text, "--input", damaged(change), "--data", path("batches.h5"), *short, "--output", path("x"))
 refuses(2, "is no token", "model", "gpt", "--vocab", V, "--document-end", V, "--output", path("x.h5"))
 refuses(2, "have no --document-end", "model", "bert", "--vocab", V, "--document-end", 1, "--output", path("x.h5"))
 end()

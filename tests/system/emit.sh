@@ -145,6 +145,12 @@ refuses 3 'begins inside h.' 1 plan --input "$scratch/g.h5" --cluster "$scratch/
 check "earlier files stay" diff -r "$scratch/of-torchtitan" "$scratch/earlier"
 refuses 2 'needs a model' 1 plan --profile "$P" --microbatches 4 --emit megatron --output "$scratch/none"
 refuses 2 'needs a model' 1 simulate --plan "$plan" --emit deepspeed --output "$scratch/none"
+passes 1 model gpt --layers 6 --hidden 32 --heads 4 --sequence 16 --vocab 64 --document-end 5 --output "$scratch/d.h5"
+for trainer in torchtitan megatron; do
+    passes 1 plan --input "$scratch/d.h5" --cluster "$scratch/four.json" --predict --microbatches 4 --loops 1 --split-backward no --emit $trainer \
+        --output "$scratch/documents-$trainer"
+    check "$trainer: documents" grep -q "Token 5 ends documents, which do not see each other; $trainer needs" "$scratch/out"
+done
 passes 1 model vgg --image 16 --classes 4 --microbatch 2 --output "$scratch/v.h5"
 refuses 3 'has no attention' 1 plan --input "$scratch/v.h5" --cluster "$scratch/four.json" --predict --microbatches 4 --loops 1 --emit megatron --output "$scratch/none"
 
