@@ -4,10 +4,12 @@
 # Runs beside others: it measures no time.
 . tests/system/lib.sh.inc
 own_tree
+limit=240
+[ "${HAPT_LONG:-0}" = 0 ] || limit=1500 # s; long campaigns run beside this
 # section LINES PATTERN PROGRAM SECTION...: LINES lines of its output match the pattern, in which @ is a number
 section() {
     local lines=$1 pattern=${2//@/-?[0-9]+(\\.[0-9]+)?} name="bench/$3 ${*:4}" code
-    HAPT_BENCH_SMOKE=1 timeout 240 "$tree/bench/$3" "${@:4}" >"$scratch/out" 2>"$scratch/err"
+    HAPT_BENCH_SMOKE=1 timeout "$limit" "$tree/bench/$3" "${@:4}" >"$scratch/out" 2>"$scratch/err"
     code=$?
     check "$name ends with code $code: $(tail -n 5 "$scratch/out" "$scratch/err")" test $code -eq 0
     check "$name: not $lines lines with /$pattern/ in: $(cat "$scratch/out")" test "$(grep -cE "$pattern" "$scratch/out")" -eq "$lines"
