@@ -22,7 +22,7 @@ enum { TEAM_MICROBATCHES = 8 };                             /* minimum run by te
  * TRIAL_SHARE of the memory limit. */
 #define TRIAL_LOW 0.125
 #define TRIAL_HIGH 8.0
-#define TRIAL_SECONDS 0.5
+#define TRIAL_SECONDS 0.25
 #define TRIAL_SHARE 0.25
 
 struct estimate {
@@ -145,19 +145,20 @@ static void add_stages(const struct afford_question *question, struct estimate *
             estimate->time_s += TEAM_MICROBATCHES * slowdown * item_s(question, estimate, item);
 }
 
-/* The quickest layer; -1: none is quick and small enough. */
+/* The longest layer of at most TRIAL_SECONDS: memory bounds the quickest ones, arithmetic bounds the sum.
+ * -1: no layer is quick and small enough. */
 static int find_trial(const struct afford_question *question, const struct estimate *estimate)
 {
-    double least_s = TRIAL_SECONDS;
+    double longest_s = 0;
     int found = -1;
     for (int item = 0; item < question->candidates->item_count; item++) {
         if (!question->needed[item] || !is_layer(question->candidates, item)) continue;
         const struct hapt_item_memory *memory = &question->memory[item];
         const double once_s = item_s(question, estimate, item);
-        if (once_s <= 0 || once_s >= least_s) continue;
+        if (once_s <= longest_s || once_s > TRIAL_SECONDS) continue;
         if (memory->parameter_bytes + memory->activation_bytes > TRIAL_SHARE * question->bench_engines->limit_bytes)
             continue;
-        least_s = once_s;
+        longest_s = once_s;
         found = item;
     }
     return found;
