@@ -8,26 +8,22 @@
 #include "hapt/sandbox.h"
 #include "hapt/h5.h"
 #include "hapt/heartbeat.h"
+#include "hapt/help.h"
 #include "hapt/stop.h"
 #include "hapt/version.h"
 
-static const struct hapt_command_entry entry[HAPT_COMMAND_COUNT] = {
-    [HAPT_COMMAND_JOB] = {hapt_command_job, NULL},
-    [HAPT_COMMAND_TOPOLOGY] = {hapt_command_topology, hapt_command_topology_help},
-    [HAPT_COMMAND_PROFILE] = {hapt_command_profile, hapt_command_profile_help},
-    [HAPT_COMMAND_PLAN] = {hapt_command_plan, hapt_command_plan_help},
-    [HAPT_COMMAND_SPMD] = {hapt_command_spmd, hapt_command_spmd_help},
-    [HAPT_COMMAND_TRAIN] = {hapt_command_train, hapt_command_train_help},
-    [HAPT_COMMAND_EVALUATE] = {hapt_command_evaluate, hapt_command_evaluate_help},
-    [HAPT_COMMAND_GENERATE] = {hapt_command_generate, hapt_command_generate_help},
-    [HAPT_COMMAND_EXPORT] = {hapt_command_export, hapt_command_export_help},
-    [HAPT_COMMAND_SIMULATE] = {hapt_command_simulate, hapt_command_simulate_help},
-    [HAPT_COMMAND_MODEL] = {hapt_command_model, hapt_command_model_help},
-    [HAPT_COMMAND_IMPORT] = {hapt_command_import, hapt_command_import_help},
-    [HAPT_COMMAND_REPORT] = {hapt_command_report, hapt_command_report_help},
-    [HAPT_COMMAND_CHECK] = {hapt_command_check, hapt_command_check_help},
-    [HAPT_COMMAND_DOCTOR] = {hapt_command_doctor, NULL},
-    [HAPT_COMMAND_DATA] = {hapt_command_data, hapt_command_data_help},
+typedef enum hapt_status command_function(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena);
+
+static command_function *const function[HAPT_COMMAND_COUNT] = {
+    [HAPT_COMMAND_JOB] = hapt_command_job,           [HAPT_COMMAND_TOPOLOGY] = hapt_command_topology,
+    [HAPT_COMMAND_PROFILE] = hapt_command_profile,   [HAPT_COMMAND_PLAN] = hapt_command_plan,
+    [HAPT_COMMAND_SPMD] = hapt_command_spmd,         [HAPT_COMMAND_TRAIN] = hapt_command_train,
+    [HAPT_COMMAND_EVALUATE] = hapt_command_evaluate, [HAPT_COMMAND_GENERATE] = hapt_command_generate,
+    [HAPT_COMMAND_EXPORT] = hapt_command_export,     [HAPT_COMMAND_SIMULATE] = hapt_command_simulate,
+    [HAPT_COMMAND_MODEL] = hapt_command_model,       [HAPT_COMMAND_IMPORT] = hapt_command_import,
+    [HAPT_COMMAND_REPORT] = hapt_command_report,     [HAPT_COMMAND_CHECK] = hapt_command_check,
+    [HAPT_COMMAND_DOCTOR] = hapt_command_doctor,     [HAPT_COMMAND_DATA] = hapt_command_data,
+    [HAPT_COMMAND_HELP] = hapt_command_help,
 };
 
 /* A silent rank must be reported before its peers' waits time out: a share of --timeout. An overloaded machine delays
@@ -47,8 +43,10 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, en
     const enum hapt_command command = hapt_config_command(config);
     if (hapt_config_wants_help(config) || bare) {
         if (env->world_rank != 0) return HAPT_OK;
-        hapt_config_print_help(config, stdout);
-        if (entry[command].explain) printf("\n%s", entry[command].explain);
+        if (hapt_config_wants_all_help(config))
+            hapt_help_print_all(command, hapt_command_explanation(command), stdout);
+        else
+            hapt_help_print_short(command, stdout);
         return HAPT_OK;
     }
     if (hapt_config_wants_version(config)) {
@@ -56,7 +54,7 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, en
         return HAPT_OK;
     }
     env->quiet = command != HAPT_COMMAND_EXPORT && hapt_config_bool(config, "json");
-    return entry[command].run(env, config, arena);
+    return function[command](env, config, arena);
 }
 
 /* On a signal these commands save a checkpoint; other commands end at once. */

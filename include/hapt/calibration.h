@@ -67,7 +67,7 @@ struct hapt_roofline hapt_calibration_roofline(const struct hapt_efficiency *eff
 double hapt_calibration_sum_factor(const struct hapt_efficiency *efficiency, const struct hapt_device_spec *device,
                                    enum hapt_dtype dtype, double bytes);
 
-/* The file; format: `hapt profile --help`. */
+/* The file; format: `hapt help profile`. */
 enum hapt_status hapt_efficiency_save(const char *path, const struct hapt_efficiency *efficiency);
 enum hapt_status hapt_efficiency_load(const char *path, struct hapt_arena *arena, struct hapt_efficiency **efficiency);
 /* The fitted tables, one row per knot of a curve. */

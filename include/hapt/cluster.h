@@ -2,7 +2,7 @@
  * The cluster: homogeneous subclusters of nodes x devices, joined by links.
  *
  * It comes from a JSON cluster file (so any cluster can be planned on a laptop) or from discovery (hwloc, devices,
- * hosts). For the formats see `hapt topology --help`.
+ * hosts). For the formats see `hapt help topology`.
  */
 #ifndef HAPT_CLUSTER_H
 #define HAPT_CLUSTER_H

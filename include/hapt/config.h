@@ -1,6 +1,6 @@
 /*
  * The option table: every command's options with type, default, units, limits and help text. Help, checks and defaults
- * derive from it (src/base/options.def).
+ * derive from it (src/base/options.def, hapt/help.h).
  */
 #ifndef HAPT_CONFIG_H
 #define HAPT_CONFIG_H
@@ -30,6 +30,7 @@ enum hapt_command {
     HAPT_COMMAND_REPORT,
     HAPT_COMMAND_CHECK,
     HAPT_COMMAND_DOCTOR,
+    HAPT_COMMAND_HELP,
     HAPT_COMMAND_COUNT
 };
 
@@ -53,9 +54,8 @@ enum hapt_status hapt_config_parse(int argc, char **argv, struct hapt_arena *are
 
 enum hapt_command hapt_config_command(const struct hapt_config *config);
 bool hapt_config_wants_help(const struct hapt_config *config);
+bool hapt_config_wants_all_help(const struct hapt_config *config);
 bool hapt_config_wants_version(const struct hapt_config *config);
-/* General help, or the help of the command. */
-void hapt_config_print_help(const struct hapt_config *config, FILE *stream);
 
 /* Positional words after the command, e.g. "gpt" in `hapt model gpt`. */
 int hapt_config_word_count(const struct hapt_config *config);

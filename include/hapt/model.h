@@ -1,6 +1,6 @@
 /*
  * A model: its graph, hyper-parameters, and other contents of its file (initial weights, training defaults, tokens).
- * The model file is described in `hapt model --help` and src/model/model_io.c.
+ * The model file is described in `hapt help model` and src/model/model_io.c.
  */
 #ifndef HAPT_MODEL_H
 #define HAPT_MODEL_H

@@ -1,5 +1,5 @@
 /*
- * The profile: input of the planner (HAPT 5.1). `hapt profile --help` describes the file.
+ * The profile: input of the planner (HAPT 5.1). `hapt help profile` describes the file.
  *
  * Entry [s][i][j] covers layers [i, j + 1). A candidate exists if i <= j and stage_time is finite.
  */

@@ -15,7 +15,7 @@ struct hapt_h5_held hapt_h5_lock(void);
 void hapt_h5_unlock(struct hapt_h5_held *held);
 #define H5_HOLD_LOCK __attribute__((cleanup(hapt_h5_unlock), unused)) struct hapt_h5_held held = hapt_h5_lock()
 
-#define H5_HINT "the file is damaged or of another kind: `hapt COMMAND --help` says what it must hold"
+#define H5_HINT "the file is damaged or of another kind: `hapt help COMMAND` says what it must hold"
 
 struct hapt_h5 {
     hid_t id;

@@ -135,7 +135,7 @@ static enum hapt_status find(const struct object *object, const char *key, bool 
     *value = json_object_get(object->json, key);
     if (*value || !required) return HAPT_OK;
     char hint[128];
-    snprintf(hint, sizeof hint, "add the key \"%s\"; hapt topology --help describes the format", key);
+    snprintf(hint, sizeof hint, "add the key \"%s\"; hapt help topology describes the format", key);
     return refuse(object, NULL, hint, "\"%s\" is missing in %s", key, object->what);
 }
 
@@ -618,7 +618,7 @@ enum hapt_status hapt_cluster_load(const char *path, struct hapt_arena *arena, s
     json_t *json = json_loadb(text, size, JSON_REJECT_DUPLICATES, &error);
     if (!json) {
         char shown[64];
-        return hapt_fail(HAPT_ERR_INPUT, "the file must be JSON; hapt topology --help describes the format",
+        return hapt_fail(HAPT_ERR_INPUT, "the file must be JSON; hapt help topology describes the format",
                          "%s: line %d: %s", path, error.line > 0 ? error.line : 1, printable(error.text, shown));
     }
     const struct reader reader = {path, text, arena};

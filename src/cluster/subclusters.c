@@ -53,7 +53,7 @@ static enum hapt_status gpu_device(const struct hapt_host *host, const struct ha
         return HAPT_OK;
     }
     if (!known)
-        return hapt_fail(HAPT_ERR_INPUT, "describe it in a cluster file: hapt topology --help",
+        return hapt_fail(HAPT_ERR_INPUT, "describe it in a cluster file: hapt help topology",
                          "the GPU \"%s\" of host %s is not in the device database", gpu->name, host->name);
     *device = *known;
     const double there = gpu->memory_bytes - GPU_OVERHEAD;

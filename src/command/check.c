@@ -220,7 +220,7 @@ static const struct kind {
 static enum hapt_status refuse_foreign(struct finding *finding, const char *path, const char *what)
 {
     finding->state = "foreign";
-    return hapt_fail(HAPT_ERR_INPUT, "hapt check --help lists the kinds", "%s is %s", path, what);
+    return hapt_fail(HAPT_ERR_INPUT, "hapt help check lists the kinds", "%s is %s", path, what);
 }
 
 static const struct kind *find_kind(struct hapt_h5 *file, const char *format)

@@ -17,7 +17,7 @@ static const struct {
     const char *name, *hint;
 } known[] = {
     {"\211HDF\r\n\032\n", 8, "an HDF5 file",
-     "give a data file to --data directly; see `hapt data --help` for what a data file holds"},
+     "give a data file to --data directly; see `hapt help data` for what a data file holds"},
     {"\037\213", 2, "compressed by gzip", "unpack it first"},
     {"\375"
      "7zXZ",

@@ -202,7 +202,7 @@ static void examine_devices(struct doctor *doctor, int h, const char *section)
             add_problem(
                 doctor, HAPT_OK,
                 "check for MIG slices and lowered clocks (nvidia-smi), or describe the device in a cluster file "
-                "(hapt topology --help)",
+                "(hapt help topology)",
                 "host %s, GPU %d: %s", host->name, g, doubt);
     }
     for (int n = 0; n < host->nic_count; n++) {

@@ -12,7 +12,7 @@ const char hapt_command_evaluate_help[] =
     "forward passes only.\n"
     "\n"
     "Rows come in order, each once: windows of T tokens that follow each other, images, or the rows of exact batches\n"
-    "(see hapt data --help). The end of a stream that fills no row is left out. --validate-rows N takes N rows,\n"
+    "(see hapt help data). The end of a stream that fills no row is left out. --validate-rows N takes N rows,\n"
     "evenly spaced. The loss depends on the plan by rounding alone. Batch norms use their running statistics.\n"
     "Models without them (hapt model --running-statistics no) are an exception: they use those of each microbatch,\n"
     "as in training, and copies of the first row fill the last one.\n"
@@ -24,7 +24,7 @@ const char hapt_command_evaluate_help[] =
 static enum hapt_status check_options(const struct hapt_config *config)
 {
     if (!hapt_config_text(config, "data"))
-        return hapt_fail(HAPT_ERR_USAGE, "give --data D.h5 (see hapt data --help)", "no held-out data given");
+        return hapt_fail(HAPT_ERR_USAGE, "give --data D.h5 (see hapt help data)", "no held-out data given");
     return forward_check_options(config, "loss");
 }
 

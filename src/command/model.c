@@ -38,8 +38,9 @@ const char hapt_command_model_help[] =
     "gpt-15b, -30b and -39b are HAPT's models (section 6), in bf16; a step has 128 microbatches of 8 rows.\n"
     "\n"
     "Training options given here become the file's defaults for every run. --weights W.h5 copies its\n"
-    "/parameters/NAME as initial values (otherwise seed and name determine them); --data D.h5 copies its data (hapt\n"
-    "data --help).\n"
+    "/parameters/NAME as initial values (otherwise seed and name determine them); --data D.h5 copies its data (hapt "
+    "help\n"
+    "data).\n"
     "\n"
     "The model file (HDF5, format \"hapt-model\", version 1) holds the forward graph as flat tables. Readers check\n"
     "it and derive the backward graph.\n"
@@ -62,7 +63,7 @@ const char hapt_command_model_help[] =
     "  /parameters/NAME            optional: initial values, fp32\n"
     "  /files/NAME                 optional: bytes of files that hapt export copies (hapt import)\n"
     "  /tokens, /batches, /targets, /images, /labels, /mean, /std\n"
-    "                              optional: data (hapt data --help)\n";
+    "                              optional: data (hapt help data)\n";
 
 /* Passes over held-out rows normalise by running statistics, so a user should know if those are not the data's. */
 static enum hapt_status warn_of_statistics(const struct hapt_env *env, const struct hapt_model *model,

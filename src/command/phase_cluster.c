@@ -40,7 +40,7 @@ static enum hapt_status require_gpus(const struct hapt_cluster *cluster)
         if (cluster->from_file || devices > 0)
             return hapt_fail(HAPT_ERR_INPUT,
                              cluster->from_file
-                                 ? "name GPUs in the cluster file (hapt topology --help), or leave out --device"
+                                 ? "name GPUs in the cluster file (hapt help topology), or leave out --device"
                                  : "start at most one rank for each GPU of a host, or leave out --device",
                              "--device cuda: the devices of subcluster %s are %s", own->name, own->device.name);
         return hapt_fail(

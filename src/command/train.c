@@ -9,7 +9,7 @@ const char hapt_command_train_help[] =
     "--microbatches, if given, replace the plan's.\n"
     "\n"
     "Data: --data, else the data in the model file: a stream sampled by --data-seed and step, or exact batches (see\n"
-    "hapt data --help). A step takes microbatches x the rows of a microbatch: the plan's, if its search chose them\n"
+    "hapt help data). A step takes microbatches x the rows of a microbatch: the plan's, if its search chose them\n"
     "(--global-batch), else the model's.\n"
     "\n"
     "The output folder holds run.h5 (/topology, /plan, /settings, and under /train: loss, gradient_norm,\n"

@@ -1,4 +1,4 @@
-/* Efficiency files: one group per device, flat tables. Format: `hapt profile --help`. */
+/* Efficiency files: one group per device, flat tables. Format: `hapt help profile`. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -73,7 +73,7 @@ static enum hapt_status unknown_family(const struct import_shape *shape)
         const size_t used = strlen(known);
         snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", families[i].type);
     }
-    return hapt_fail(HAPT_ERR_INPUT, "hapt import --help lists what is known",
+    return hapt_fail(HAPT_ERR_INPUT, "hapt help import lists what is known",
                      "%s: unknown model_type \"%.60s\"; known are %s", shape->options->path, shape->family, known);
 }
 
@@ -86,7 +86,7 @@ static enum hapt_status check_architecture(const struct import_shape *shape, con
     if (!list || json_is_null(list)) return HAPT_OK;
     if (json_array_size(list) == 1 && json_is_string(first) && strcmp(json_string_value(first), expected) == 0)
         return HAPT_OK;
-    return hapt_fail(HAPT_ERR_INPUT, "hapt import --help lists the architectures",
+    return hapt_fail(HAPT_ERR_INPUT, "hapt help import lists the architectures",
                      "%s: architectures is %s, not [\"%s\"]", shape->options->path, json_shown(list, text), expected);
 }
 

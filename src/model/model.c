@@ -82,7 +82,7 @@ static enum hapt_status unknown_family(const char *name)
         const size_t used = strlen(known);
         snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", families[i].name);
     }
-    return hapt_fail(HAPT_ERR_USAGE, "named models: see hapt model --help", "unknown model family \"%s\"; known are %s",
+    return hapt_fail(HAPT_ERR_USAGE, "named models: see hapt help model", "unknown model family \"%s\"; known are %s",
                      name, known);
 }
 

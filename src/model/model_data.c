@@ -37,7 +37,7 @@ static enum hapt_status copy_integers(struct hapt_h5 *file, struct hapt_h5 *sour
     void *data;
     HAPT_TRY(hapt_h5_shape(source, dataset, &dims, shape));
     if (dims < 1)
-        return hapt_fail(HAPT_ERR_INPUT, "see `hapt data --help`", "%s of %s is a single number", dataset,
+        return hapt_fail(HAPT_ERR_INPUT, "see `hapt help data`", "%s of %s is a single number", dataset,
                          hapt_h5_path(source));
     if (!hapt_h5_is_integer(source, dataset))
         return hapt_fail(HAPT_ERR_INPUT, "store it as integers", "%s of %s does not hold integers", dataset,

@@ -17,7 +17,7 @@
  *   /parameters/NAME           initial values, fp32 (optional; computed from seed and name if absent);
  *                              stacks (graph.h) element by element
  *   /files/NAME                bytes of files that `hapt export` copies (optional): config, tokenizer
- *   /tokens, /batches, /targets, /images, /labels, /mean, /std  data (optional), see `hapt data --help`
+ *   /tokens, /batches, /targets, /images, /labels, /mean, /std  data (optional), see `hapt help data`
  */
 #include <string.h>
 
@@ -295,7 +295,7 @@ static enum hapt_status read_tensors(struct hapt_h5 *file, struct hapt_arena *ar
                                      .init_std = ((const double *)init_std)[t]};
         if (of_kind < 0 || of_role < 0 || of_init < 0 || !hapt_dtype_parse(dtype[t], &tensor.dtype) ||
             strchr(name[t], '/') || strlen(name[t]) > MAX_NAME)
-            return hapt_fail(HAPT_ERR_INPUT, "see `hapt model --help`",
+            return hapt_fail(HAPT_ERR_INPUT, "see `hapt help model`",
                              "tensor %.200s of %s: unknown kind, role, type or init, or a bad name", name[t],
                              hapt_h5_path(file));
         tensor.kind = (enum hapt_tensor_kind)of_kind;

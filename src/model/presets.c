@@ -1,5 +1,5 @@
 /*
- * Named models: a family, and defaults of its options. `hapt model --help` lists them.
+ * Named models: a family, and defaults of its options. `hapt help model` lists them.
  *
  * HAP table 1: BERT-Base, and BERT-MoE, where experts replace every second feed-forward (one expert per device in the
  * paper: --experts). HAPT section 6, "Models": GPT with 48 layers at three widths, sequence 1024, global batch of 1024

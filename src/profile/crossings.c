@@ -215,7 +215,7 @@ enum hapt_status hapt_crossings_least_bytes(const struct hapt_crossings *crossin
     return HAPT_OK;
 }
 
-#define BAD(...) hapt_fail(HAPT_ERR_INPUT, "`hapt profile --help` describes the tables", "profile: " __VA_ARGS__)
+#define BAD(...) hapt_fail(HAPT_ERR_INPUT, "`hapt help profile` describes the tables", "profile: " __VA_ARGS__)
 
 enum hapt_status hapt_crossings_check(const struct hapt_crossings *crossings, int layer_count)
 {

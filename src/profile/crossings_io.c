@@ -1,5 +1,5 @@
 /*
- * The crossings of a profile file; optional. `hapt profile --help` describes the tables:
+ * The crossings of a profile file; optional. `hapt help profile` describes the tables:
  *
  *     crossing_bytes [K], crossing_start [K + 1], crossing_layer [N], crossing_writes [N]
  */
@@ -42,7 +42,7 @@ enum hapt_status profile_write_crossings(struct hapt_h5 *file, const char *group
 
 static enum hapt_status damaged(struct hapt_h5 *file, const char *what)
 {
-    return hapt_fail(HAPT_ERR_INPUT, "`hapt profile --help` describes the tables", "%s: %s", hapt_h5_path(file), what);
+    return hapt_fail(HAPT_ERR_INPUT, "`hapt help profile` describes the tables", "%s: %s", hapt_h5_path(file), what);
 }
 
 enum hapt_status profile_read_crossings(struct hapt_h5 *file, const char *group, struct hapt_arena *arena,

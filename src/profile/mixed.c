@@ -4,7 +4,7 @@
 
 #include "profile_private.h"
 
-#define BAD(...) hapt_fail(HAPT_ERR_INPUT, "`hapt profile --help` describes the tables", "profile: " __VA_ARGS__)
+#define BAD(...) hapt_fail(HAPT_ERR_INPUT, "`hapt help profile` describes the tables", "profile: " __VA_ARGS__)
 #define RATIO_SUM 1e-5 /* tolerance for the sum of ratios: files may hold them in single precision */
 
 static int device_count(const struct hapt_profile_mixed *mixed)

@@ -1,4 +1,4 @@
-/* Groups of mixed stages in profile files: /mixed_0, /mixed_1, ... (`hapt profile --help`). */
+/* Groups of mixed stages in profile files: /mixed_0, /mixed_1, ... (`hapt help profile`). */
 #include <stdio.h>
 #include <string.h>
 
@@ -6,7 +6,7 @@
 
 enum { PATH_CHARS = 512 };
 
-#define HINT "`hapt profile --help` describes the tables"
+#define HINT "`hapt help profile` describes the tables"
 
 static const char *folder_of(char folder[PATH_CHARS - 64], const char *group, int k)
 {

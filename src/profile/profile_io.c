@@ -1,4 +1,4 @@
-/* Profile files. `hapt profile --help` describes the tables and their meaning. */
+/* Profile files. `hapt help profile` describes the tables and their meaning. */
 #include <math.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -189,7 +189,7 @@ static enum hapt_status read_count(struct hapt_h5 *file, const char *folder, con
     int64_t value;
     HAPT_TRY(hapt_h5_read_attribute_int(file, folder, name, &value));
     if (value < 1 || value > HAPT_PROFILE_MAX_DEVICES)
-        return hapt_fail(HAPT_ERR_INPUT, "`hapt profile --help` describes the tables",
+        return hapt_fail(HAPT_ERR_INPUT, "`hapt help profile` describes the tables",
                          "%s: %s/%s is %lld; 1 to 65536 are possible", hapt_h5_path(file), folder, name,
                          (long long)value);
     *count = (int)value;
@@ -338,7 +338,7 @@ enum hapt_status hapt_profile_read(struct hapt_h5 *file, const char *group, stru
         const char *name;
         HAPT_TRY(hapt_h5_read_attribute_text(file, *group ? group : "/", "tied_exchange", arena, &name));
         if (!hapt_tied_exchange_find(name, &read->exchange))
-            return hapt_fail(HAPT_ERR_INPUT, "`hapt profile --help` describes the tables",
+            return hapt_fail(HAPT_ERR_INPUT, "`hapt help profile` describes the tables",
                              "%s: unknown tied_exchange \"%.20s\"", hapt_h5_path(file), name);
     }
     if (hapt_h5_exists(file, join(path, group, "tied_bytes"))) {
@@ -351,7 +351,7 @@ enum hapt_status hapt_profile_read(struct hapt_h5 *file, const char *group, stru
     read->link_bandwidth = data;
     if (square[0] != square[1] || square[0] < 1 || L < 1)
         return hapt_fail(
-            HAPT_ERR_INPUT, "`hapt profile --help` describes the tables",
+            HAPT_ERR_INPUT, "`hapt help profile` describes the tables",
             "%s: link_bandwidth is %lld x %lld and there are %lld layers; it must be square, with at least one layer",
             hapt_h5_path(file), (long long)square[0], (long long)square[1], (long long)L);
     HAPT_TRY(hapt_h5_read(file, join(path, group, "link_latency"), HAPT_H5_F64, 2, square,

@@ -77,7 +77,7 @@ static bool is_amount(double value)
     return value >= 0 && value <= 1e30;
 }
 
-#define BAD(...) hapt_fail(HAPT_ERR_INPUT, "`hapt profile --help` describes the tables", "profile: " __VA_ARGS__)
+#define BAD(...) hapt_fail(HAPT_ERR_INPUT, "`hapt help profile` describes the tables", "profile: " __VA_ARGS__)
 
 static enum hapt_status check_links(const struct hapt_profile *profile)
 {

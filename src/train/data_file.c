@@ -46,7 +46,7 @@ static enum hapt_status check_alike(struct hapt_h5 *file, const char *first, con
     bool alike = found_dims == dims;
     for (int d = 0; d < dims; d++) alike = alike && found[d] == extent[d];
     if (alike) return HAPT_OK;
-    return hapt_fail(HAPT_ERR_INPUT, "see `hapt data --help`", "%s: the shape of %s does not match %s",
+    return hapt_fail(HAPT_ERR_INPUT, "see `hapt help data`", "%s: the shape of %s does not match %s",
                      hapt_h5_path(file), second, first);
 }
 

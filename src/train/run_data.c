@@ -13,7 +13,7 @@ static enum hapt_status find_data(const struct hapt_env *env, const struct hapt_
     const char *given = hapt_config_text(config, "data");
     *path = given ? given : model->has_data ? model->path : NULL;
     if (*path) return HAPT_OK;
-    return hapt_env_agree(env->world, hapt_fail(HAPT_ERR_INPUT, "give --data D.h5 (see hapt data --help)",
+    return hapt_env_agree(env->world, hapt_fail(HAPT_ERR_INPUT, "give --data D.h5 (see hapt help data)",
                                                 "the model file contains no data and no data file is given"));
 }
 

@@ -34,7 +34,8 @@ objectives = {}  # of an executable: the options that select the formula
 def formula(hapt):
     """The objective that every commit knows, where there is a choice of objectives."""
     if hapt not in objectives:
-        help_text = subprocess.run([hapt, "plan", "--help"], stdout=subprocess.PIPE, universal_newlines=True).stdout
+        help_text = "".join(subprocess.run([hapt] + words, stdout=subprocess.PIPE, universal_newlines=True).stdout
+                            for words in (["plan", "--help"], ["help", "plan"]))  # older versions know the first alone
         objectives[hapt] = ["--objective", "formula"] if "--objective" in help_text else []
     return objectives[hapt]
 

@@ -148,5 +148,5 @@ done
 check 'calls failed' [ $failed -gt 3 ]
 
 refuses 2 'needs files' 1 check
-passes 1 check --help
+passes 1 help check
 finish

@@ -68,7 +68,7 @@ sed -e ':a' -e '/\\$/{N' -e 's/\\\n//' -e 'ba' -e '}' jobs/gpt39b.slurm | grep -
     words=${line#*\$hapt }
     word=${words%% *}
     case $word in -*) word= ;; esac
-    "$HAPT" $word --help >"$scratch/help" 2>&1
+    "$HAPT" help ${word:-job} >"$scratch/help" 2>&1
     for option in $(grep -o -e '--[a-z][a-z0-9-]*' <<<"$words"); do
         grep -q -e "^  $option " "$scratch/help" || echo "hapt $word lacks $option"
     done

@@ -96,9 +96,9 @@ model=(model gpt --layers 1 --hidden 8 --heads 2 --sequence 4 --vocab 301 --micr
 check 'model exits with 0' [ $? -eq 0 ]
 check 'parameters' [ "$(field parameters)" -eq $((12 * 64 + 13 * 8 + 301 * 8 + 4 * 8 + 16)) ]
 check 'silence on standard error' [ ! -s err ]
-"$hapt" model --help >out 2>err
+"$hapt" help model >out 2>err
 check 'the model file is described' grep -q '/operators/input' out
-"$hapt" data --help >out 2>err
+"$hapt" help data >out 2>err
 check 'the data file is described' grep -q '20240520' out
 
 cp m.h5 old.h5
@@ -132,7 +132,7 @@ while read -r name parameters; do
     "$hapt" model "$name" --output named.h5 --json >out 2>err
     check "$name exits with 0" [ $? -eq 0 ]
     check "parameters of $name" [ "$(field parameters)" = "$parameters" ]
-    check "$name in the help" grep -q "^  $name  *$parameters parameters" <("$hapt" model --help)
+    check "$name in the help" grep -q "^  $name  *$parameters parameters" <("$hapt" help model)
 done <<EOF
 llama-2-7b 6738415616
 llama-3-8b 8030261248
@@ -140,7 +140,7 @@ vit-base 86567656
 EOF
 
 # Named models: they are as the help says, given options override them, and they have the paper's sizes (HAPT section 6).
-"$hapt" model --help >help
+"$hapt" help model >help
 names=$(sed -n 's/^  \(gpt[-0-9a-z]*\)  *\([0-9]*\) parameters.*/\1:\2/p' help)
 check 'named models are listed' [ "$(wc -w <<<"$names")" -eq 4 ]
 for pair in $names; do

@@ -63,7 +63,7 @@ checks=$((checks + 1))
 [ "$(wc -l <"$scratch/out")" -ge "$plain" ] || fail "--full prints less than the plain command"
 passes 1 spmd --input "$model" --cluster "$scratch/fast-link.json" --mesh machines --json
 holds 'd["devices"] == 2 and d["mesh"] == "machines"'
-passes 1 spmd --help
+passes 1 help spmd
 
 # From HAP to training: the plan of one stage that it writes has the losses of one rank, evenly and unevenly, on one subcluster and two.
 head -c 60000 README.md >"$scratch/text"

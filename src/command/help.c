@@ -1,0 +1,40 @@
+/* hapt help: explains a command, its files, or an option; also as manual pages and completion for bash. */
+#include "hapt/help.h"
+
+#include <string.h>
+
+#include "hapt/command.h"
+
+static enum hapt_status print(const struct hapt_config *config)
+{
+    const int words = hapt_config_word_count(config);
+    const char *word = words > 0 ? hapt_config_word(config, 0) : NULL, *form = hapt_config_text(config, "as");
+    enum hapt_command command = HAPT_COMMAND_JOB;
+    if (words > 1) return hapt_fail(HAPT_ERR_USAGE, "give one command or option", "too many words");
+    if (!strcmp(form, "bash")) {
+        if (word) return hapt_fail(HAPT_ERR_USAGE, "leave it out", "\"%s\" has no effect with --as bash", word);
+        hapt_help_print_bash(stdout);
+        return HAPT_OK;
+    }
+    const char *name = word && !strncmp(word, "--", 2) ? word + 2 : word;
+    const enum hapt_status status = name ? hapt_help_find(name, &command) : HAPT_OK;
+    if (!strcmp(form, "man")) {
+        HAPT_TRY(status);
+        hapt_help_print_man(command, hapt_command_explanation(command), stdout);
+    } else if (!name) {
+        hapt_help_print_short(HAPT_COMMAND_JOB, stdout);
+    } else if (status == HAPT_OK) {
+        hapt_help_print_all(command, hapt_command_explanation(command), stdout);
+    } else if (!hapt_help_print_option(name, stdout)) {
+        return status;
+    } else {
+        hapt_fail_reset();
+    }
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_command_help(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
+{
+    (void)arena;
+    return hapt_env_agree(env->world, env->world_rank == 0 ? print(config) : HAPT_OK);
+}
