@@ -33,8 +33,8 @@ static void print_subcluster(const struct hapt_env *env, const struct hapt_subcl
     snprintf(memory, sizeof memory, "%s%s", hapt_units_bytes(device->memory_bytes, size),
              device->memory_capped ? " cap" : "");
     if (own->ranks) ranks_text(own->ranks, own->nodes * own->devices_per_node, ranks, sizeof ranks);
-    hapt_print(env, "  %-16s %5d x %-7d %-12s %-13s %-13s %-14s %-8g %s\n", own->name, own->nodes,
-               own->devices_per_node, device->name, fp32, bf16, memory, device->slowdown, ranks);
+    hapt_print(env, "  %-14s %5d x %-7d %-12s %-12s %-12s %-9s %-8g %s\n", own->name, own->nodes, own->devices_per_node,
+               device->name, fp32, bf16, memory, device->slowdown, ranks);
 }
 
 /* `link` NULL: neither paced nor with a route of its own. */
@@ -69,7 +69,7 @@ void hapt_cluster_print(const struct hapt_env *env, const struct hapt_cluster *c
 {
     hapt_print(env, "Cluster, %s: %d subcluster%s, %d device%s\n", cluster->from_file ? "from its file" : "discovered",
                cluster->count, cluster->count > 1 ? "s" : "", cluster->rank_count, cluster->rank_count > 1 ? "s" : "");
-    hapt_print(env, "  %-16s %5s x %-7s %-12s %-13s %-13s %-14s %-8s %s\n", "subcluster", "nodes", "devices", "device",
+    hapt_print(env, "  %-14s %5s x %-7s %-12s %-12s %-12s %-9s %-8s %s\n", "subcluster", "nodes", "devices", "device",
                "fp32 peak", "bf16 peak", "memory", "slowdown", "ranks");
     for (int i = 0; i < cluster->count; i++) print_subcluster(env, &cluster->subcluster[i]);
     hapt_print(env, "  %-34s %-14s %s\n", "link", "each direction", "latency");

@@ -92,6 +92,11 @@ static enum hapt_status check_loops(const struct hapt_config *config, enum hapt_
     return hapt_phase_refuse_unused(config, "it is for --schedule looped", "prefetch");
 }
 
+bool hapt_phase_explains(const struct hapt_config *config)
+{
+    return strcmp(hapt_config_text(config, "explain"), "no") != 0;
+}
+
 /* Refuses options that the search of looped plans would ignore. */
 static enum hapt_status check_looped_search(const struct hapt_config *config, enum hapt_strategy strategy)
 {
@@ -102,7 +107,7 @@ static enum hapt_status check_looped_search(const struct hapt_config *config, en
         return hapt_fail(HAPT_ERR_USAGE, "leave out --objective", "HAPT (13) knows no looped schedules");
     HAPT_TRY(hapt_phase_refuse_unused(config, "looped plans have no proven gap", "gap"));
     if (hapt_config_command(config) != HAPT_COMMAND_PLAN) return HAPT_OK;
-    if (hapt_config_bool(config, "explain"))
+    if (hapt_phase_explains(config))
         return hapt_fail(HAPT_ERR_USAGE, "leave out --explain", "--explain compares plans without loops only");
     return hapt_phase_refuse_unused(config, "it compares plans without loops",
                                     "granularity ignore-communication what-if");
@@ -119,7 +124,7 @@ enum hapt_status hapt_phase_plan_options(const struct hapt_config *config)
         HAPT_TRY(hapt_phase_refuse_unused(config, "--stages leaves nothing to choose",
                                           "strategy granularity ignore-communication gap"));
     /* --explain searches rivals, also with --stages */
-    const bool searched = hapt_config_command(config) == HAPT_COMMAND_PLAN && hapt_config_bool(config, "explain");
+    const bool searched = hapt_config_command(config) == HAPT_COMMAND_PLAN && hapt_phase_explains(config);
     if (hapt_config_text(config, "stages") && !searched)
         HAPT_TRY(hapt_phase_refuse_unused(config, "--stages determines which devices work", "use-all-devices"));
     if (strategy != HAPT_STRATEGY_HAPT) {
@@ -173,7 +178,7 @@ static bool may_loop(const struct hapt_config *config)
         hapt_config_given(config, "gap") || hapt_config_int(config, "loops") == 1)
         return false;
     if (hapt_config_command(config) != HAPT_COMMAND_PLAN) return hapt_config_command(config) == HAPT_COMMAND_JOB;
-    return !hapt_config_bool(config, "explain") && !hapt_config_text(config, "what-if");
+    return !hapt_phase_explains(config) && !hapt_config_text(config, "what-if");
 }
 
 enum hapt_status hapt_phase_strategy(const struct hapt_config *config, const struct hapt_profile *profile,

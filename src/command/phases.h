@@ -108,6 +108,7 @@ bool hapt_phase_is_measured(const struct hapt_config *config, const struct hapt_
 /* HAPT_ERR_USAGE if --strategy, --stages, --schedule and the ablations contradict each other or do not fit this
  * command. Rank-local. */
 enum hapt_status hapt_phase_plan_options(const struct hapt_config *config);
+bool hapt_phase_explains(const struct hapt_config *config); /* --explain yes or all */
 /* Fills the planning options; `layers` (may be NULL) gives the model's blocks. Rank-local. */
 enum hapt_status hapt_phase_strategy(const struct hapt_config *config, const struct hapt_profile *profile,
                                      const struct hapt_layers *layers, struct hapt_arena *arena,

@@ -99,10 +99,10 @@ const char hapt_command_plan_help[] =
     "what makes it slower (t_max set by its slowest stage, link or launches; pipeline fill and drain; transfers),\n"
     "or the missing bytes and their stage. Candidates that the profile left out for lack of memory are not\n"
     "considered. Last, the plan is compared with each subcluster alone, with as many microbatches, and with\n"
-    "separate jobs side by side. With --stages the best plan is one of the rivals. With --input the program of\n"
-    "every stage follows: the index by which each axis of the devices shards an operator, the collectives between\n"
-    "operators and their cost. Equal layers are printed once (--full: every layer). JSON: \"explain\" with limit,\n"
-    "recomputing, weights, updates, rivals, worth, programs.\n"
+    "separate jobs side by side. With --stages the best plan is one of the rivals. --explain all --input adds\n"
+    "the program of every stage: the index by which each axis of the devices shards an operator, the collectives\n"
+    "between operators and their cost. Equal layers are printed once (--full: every layer). JSON: \"explain\" with\n"
+    "limit, recomputing, weights, updates, rivals, worth, and with --input programs.\n"
     "\n"
     "--what-if sweeps a value and searches the best plan at every point (with --stages: prices the given stages).\n"
     "Commas separate sweeps:\n"
@@ -258,7 +258,7 @@ static enum hapt_status answer(struct hapt_env *env, struct hapt_config *config,
                                struct hapt_arena *arena, json_t *extra)
 {
     enum hapt_status status = HAPT_OK;
-    if (hapt_config_bool(config, "explain")) {
+    if (hapt_phase_explains(config)) {
         HAPT_TRY(hapt_plan_explain(env, config, profile, plan, arena, extra));
         HAPT_TRY(hapt_plan_programs(env, config, inputs, plan, arena, extra));
     }

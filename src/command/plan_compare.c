@@ -36,14 +36,14 @@ static void print_row(const struct hapt_env *env, const struct hapt_compare_row 
     snprintf(schedule, sizeof schedule, "%s%s", hapt_schedule_kind_name(row->schedule),
              plan && plan->blocking ? ", blocking" : "");
     if (!plan) {
-        hapt_print_wrapped(env, 24, "  %-20s  %-15s  none: %s\n", row->name, schedule, row->reason);
+        hapt_print_wrapped(env, 24, "  %-20s %-14s  none: %s\n", row->name, schedule, row->reason);
         print_pipelines(env, row);
         return;
     }
     const double mfu = hapt_plan_mfu(plan); /* 0: the model is unknown */
     if (!isnan(row->ratio))
         snprintf(ratio, sizeof ratio, "%.3f", row->ratio * plan->simulated_s / hapt_compare_step_s(row));
-    hapt_print(env, "  %-20s  %-15s  %8s %6s %8s %8s %7s %7s %6s %3d\n", row->name, schedule,
+    hapt_print(env, "  %-20s %-14s %9s %6s %9s %9s %7s %7s %6s %2d\n", row->name, schedule,
                hapt_units_time(plan->simulated_s, time[0]), ratio, hapt_units_time(plan->t_max_s, time[1]),
                row->boundary < 0 ? "-" : hapt_units_time(row->comm_s, time[2]), percent(row->overlap, share[0]),
                percent(plan->balance_eta, share[1]), percent(mfu > 0 ? mfu : NAN, share[2]), plan->stage_count);
@@ -55,7 +55,7 @@ static void print_rows(const struct hapt_env *env, const struct hapt_compare_row
 {
     hapt_print(env, "one simulated step of %d microbatches; transfer: the slowest one between subclusters; S: stages\n",
                microbatches);
-    hapt_print(env, "  %-20s  %-15s  %8s %6s %8s %8s %7s %7s %6s %3s\n", "", "schedule", "step", "ratio", "t_max",
+    hapt_print(env, "  %-20s %-14s %9s %6s %9s %9s %7s %7s %6s %2s\n", "", "schedule", "step", "ratio", "t_max",
                "transfer", "hidden", "balance", "MFU", "S");
     for (int r = 0; r < count; r++) print_row(env, &row[r]);
 }

@@ -13,9 +13,9 @@ enum hapt_status hapt_plan_explain_options(const struct hapt_config *config, str
     const char *sweeps = hapt_config_text(config, "what-if"), *strategy = hapt_config_text(config, "strategy");
     struct hapt_sweep_range *range;
     int count;
-    if (!hapt_config_bool(config, "explain"))
-        HAPT_TRY(hapt_phase_refuse_unused(config, "only the programs of --explain use it", "full"));
-    if (!sweeps && !hapt_config_bool(config, "explain")) return HAPT_OK;
+    if (strcmp(hapt_config_text(config, "explain"), "all") != 0 && !hapt_config_bool(config, "json"))
+        HAPT_TRY(hapt_phase_refuse_unused(config, "only the programs of --explain all use it", "full"));
+    if (!sweeps && !hapt_phase_explains(config)) return HAPT_OK;
     const char *name = sweeps ? "what-if" : "explain";
     if (strcmp(strategy, "hapt") != 0)
         return hapt_fail(HAPT_ERR_USAGE, "leave out one of them", "--%s uses the search of --strategy hapt, not of %s",

@@ -140,6 +140,10 @@ enum hapt_status hapt_plan_programs(const struct hapt_env *env, const struct hap
         hapt_print(env, "\nThe programs of the stages are not shown: they need the model (--input)\n");
         return HAPT_OK;
     }
+    if (!env->quiet && strcmp(hapt_config_text(config, "explain"), "all") != 0) {
+        hapt_print(env, "--explain all prints the program of every stage\n");
+        return HAPT_OK;
+    }
     if (env->world_rank == 0) status = print_programs(env, config, inputs, plan, arena, extra);
     return hapt_env_agree(env->world, status);
 }

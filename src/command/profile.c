@@ -204,10 +204,11 @@ static void print_mixed(const struct hapt_env *env, const struct hapt_profile *p
 
 static void print_table(const struct hapt_env *env, const struct hapt_profile *profile)
 {
-    hapt_print(env, "Profile of %d layers in %s, %s; times are per microbatch, forward and backward\n",
-               profile->layer_count, hapt_precision_name(profile->precision),
-               profile->origin == HAPT_PROFILE_PREDICTED ? "predicted from the device descriptions, not measured"
-                                                         : "measured");
+    hapt_print_wrapped(env, 6, "Profile of %d layers in %s, %s; times are per microbatch, forward and backward\n",
+                       profile->layer_count, hapt_precision_name(profile->precision),
+                       profile->origin == HAPT_PROFILE_PREDICTED
+                           ? "predicted from the device descriptions, not measured"
+                           : "measured");
     hapt_print(env, "  %-16s %11s %10s %8s  %-23s %s\n", "subcluster", "submesh", "candidates", "longest", "one layer",
                "all layers");
     for (int c = 0; c < profile->cluster_count; c++) {

@@ -132,30 +132,30 @@ static void print_outcome(const struct hapt_env *env, const struct outcome *outc
     const struct hapt_plan *plan = outcome->plan;
     const struct hapt_simulation *simulation = outcome->simulation;
     char time[4][32], bytes[2][32];
-    hapt_print(env,
-               "simulated step %s: %s%s%s, %d stages, %d microbatches, steady period %s, t_max %s, communication %s\n",
-               hapt_units_time(simulation->step_s, time[0]), hapt_schedule_kind_name(plan->schedule),
-               plan->blocking ? " without overlap" : "", plan->split ? ", split backward" : "", plan->stage_count,
-               plan->microbatches, hapt_units_time(outcome->period_s, time[1]), hapt_units_time(plan->t_max_s, time[2]),
-               outcome->hidden ? "hidden" : "not hidden");
+    hapt_print_wrapped(
+        env, 6, "simulated step %s: %s%s%s, %d stages, %d microbatches, steady period %s, t_max %s, communication %s\n",
+        hapt_units_time(simulation->step_s, time[0]), hapt_schedule_kind_name(plan->schedule),
+        plan->blocking ? " without overlap" : "", plan->split ? ", split backward" : "", plan->stage_count,
+        plan->microbatches, hapt_units_time(outcome->period_s, time[1]), hapt_units_time(plan->t_max_s, time[2]),
+        outcome->hidden ? "hidden" : "not hidden");
     const double compute_s = slowest_compute_s(plan);
     if (compute_s > 0)
-        hapt_print(env,
-                   "  the link is the limit: its slowest transfer takes %.3g times as long as the slowest stage, %s\n",
-                   plan->t_max_s / compute_s, hapt_units_time(compute_s, time[0]));
-    hapt_print(env, "  %5s  %-9s  %-12s  %8s  %8s  %10s  %8s  %8s  %s\n", "stage", "layers", "subcluster", "busy",
-               "idle", "transfer", "hidden", "launches", "memory of device");
+        hapt_print_wrapped(
+            env, 6, "  the link is the limit: its slowest transfer takes %.3g times as long as the slowest stage, %s\n",
+            plan->t_max_s / compute_s, hapt_units_time(compute_s, time[0]));
+    hapt_print(env, "  %5s %-9s %-12s %8s %8s %10s %8s %8s  %s\n", "stage", "layers", "subcluster", "busy", "idle",
+               "transfer", "hidden", "launches", "memory of device");
     for (int i = 0; i < plan->stage_count; i++) {
         const struct hapt_plan_stage *stage = &plan->stage[i];
         char layers[32], hidden[32];
         snprintf(layers, sizeof layers, "%d-%d", stage->first_layer, stage->end_layer);
         snprintf(hidden, sizeof hidden, "%.1f %%", 100 * outcome->overlap[i]);
         const bool last = i == plan->stage_count - 1;
-        hapt_print(
-            env, "  %5d  %-9s  %-12s  %6.1f %%  %6.1f %%  %10s  %8s  %8d  %s of %s\n", i, layers, stage->submesh->name,
-            100 * simulation->busy_s[i] / simulation->step_s, 100 * simulation->idle_s[i] / simulation->step_s,
-            last ? "-" : hapt_units_time(stage->comm_s, time[3]), last ? "-" : hidden, stage->warmup,
-            hapt_units_bytes(stage->memory_bytes, bytes[0]), hapt_units_bytes(stage->device_memory_bytes, bytes[1]));
+        hapt_print(env, "  %5d %-9s %-12s %6.1f %% %6.1f %% %10s %8s %8d  %s of %s\n", i, layers, stage->submesh->name,
+                   100 * simulation->busy_s[i] / simulation->step_s, 100 * simulation->idle_s[i] / simulation->step_s,
+                   last ? "-" : hapt_units_time(stage->comm_s, time[3]), last ? "-" : hidden, stage->warmup,
+                   hapt_units_bytes(stage->memory_bytes, bytes[0]),
+                   hapt_units_bytes(stage->device_memory_bytes, bytes[1]));
     }
     print_path(env, outcome);
     if (!outcome->fits) hapt_warn(env, "this schedule does not fit into the devices' memory\n");

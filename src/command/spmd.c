@@ -170,7 +170,7 @@ enum hapt_status hapt_command_spmd(struct hapt_env *env, struct hapt_config *con
             status = spmd_save_plan(&outcome, state_count(config), hapt_config_text(config, "output"), arena);
         if (status == HAPT_OK && !env->quiet) {
             spmd_print(env, &outcome);
-            status = spmd_print_program(&outcome, hapt_config_bool(config, "full"), arena);
+            status = spmd_print_program(env, &outcome, hapt_config_bool(config, "full"), arena);
         }
         if (status == HAPT_OK && env->quiet) status = spmd_print_json(&outcome);
     }

@@ -30,7 +30,8 @@ struct spmd_outcome {
 
 void spmd_print(const struct hapt_env *env, const struct spmd_outcome *outcome);
 /* Prints the programs of the layers: one of each kind, or with `full` all. */
-enum hapt_status spmd_print_program(const struct spmd_outcome *outcome, bool full, struct hapt_arena *arena);
+enum hapt_status spmd_print_program(const struct hapt_env *env, const struct spmd_outcome *outcome, bool full,
+                                    struct hapt_arena *arena);
 /* Saves a plan of one stage on all devices of the cluster, with its program. HAPT_ERR_USAGE if a plan cannot hold such
  * a stage, HAPT_ERR_INFEASIBLE if it does not fit the devices' memory. */
 enum hapt_status spmd_save_plan(const struct spmd_outcome *outcome, int optimizer_states, const char *path,

@@ -1,5 +1,6 @@
 /* Prints the result of hapt spmd, as text or JSON. */
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "program_print.h"
@@ -75,8 +76,9 @@ void spmd_print(const struct hapt_env *env, const struct spmd_outcome *outcome)
                outcome->mesh->collectives.measured
                    ? "as measured over as many ranks (\"collectives\" of the cluster file)"
                    : "as rings over the slowest link");
-    hapt_print(
-        env,
+    hapt_print_wrapped(
+        env, 6,
+
         "Step %s: computation %s, communication %s, gradients once per step %s; %d stages between synchronisations\n",
         hapt_units_time(result->price.cost_s * B, text[0]), hapt_units_time(result->price.compute_s * B, text[1]),
         hapt_units_time(result->price.communicate_s * B, text[2]), hapt_units_time(result->price.end_s * B, text[3]),
@@ -89,12 +91,12 @@ void spmd_print(const struct hapt_env *env, const struct spmd_outcome *outcome)
     hapt_print(env, "\nIterations: best program for the ratios, then best ratios for the program\n");
     for (int t = 0; t < result->turn_count; t++) {
         const struct hapt_alternation_turn *turn = &result->turn[t];
-        hapt_print(env, "  %-12s %d segment%s  program %s (found in %s)  ratios %s (%s%s%s)\n", turn->start,
-                   turn->segments, turn->segments > 1 ? "s" : "", hapt_units_time(turn->program_s * B, text[0]),
-                   hapt_units_time(turn->synthesis_seconds, text[1]),
-                   isfinite(turn->ratios_s) ? hapt_units_time(turn->ratios_s * B, text[2]) : "infeasible",
-                   hapt_units_time(turn->solve_seconds, text[3]), turn->solver ? ", by " : "",
-                   turn->solver ? turn->solver : "");
+        hapt_print_wrapped(env, 15, "  %-12s %d segment%s  program %s (found in %s)  ratios %s (%s%s%s)\n", turn->start,
+                           turn->segments, turn->segments > 1 ? "s" : "", hapt_units_time(turn->program_s * B, text[0]),
+                           hapt_units_time(turn->synthesis_seconds, text[1]),
+                           isfinite(turn->ratios_s) ? hapt_units_time(turn->ratios_s * B, text[2]) : "infeasible",
+                           hapt_units_time(turn->solve_seconds, text[3]), turn->solver ? ", by " : "",
+                           turn->solver ? turn->solver : "");
     }
     hapt_print(env, "\n");
     print_ratios(env, outcome);
@@ -102,14 +104,23 @@ void spmd_print(const struct hapt_env *env, const struct spmd_outcome *outcome)
 
 /* ---- Program ---- */
 
-enum hapt_status spmd_print_program(const struct spmd_outcome *outcome, bool full, struct hapt_arena *arena)
+enum hapt_status spmd_print_program(const struct hapt_env *env, const struct spmd_outcome *outcome, bool full,
+                                    struct hapt_arena *arena)
 {
+    char *text = NULL;
+    size_t length;
     const struct program_listing listing = {.graph = outcome->model->graph,
                                             .layers = outcome->layers,
                                             .sharding = outcome->sharding,
                                             .end = outcome->layers->count,
                                             .full = full};
-    return program_print_layers(&listing, NULL, arena, stdout);
+    FILE *stream = open_memstream(&text, &length);
+    if (!stream) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for the text of the program");
+    const enum hapt_status status = program_print_layers(&listing, NULL, arena, stream);
+    fclose(stream);
+    if (status == HAPT_OK) hapt_print_wrapped(env, 6, "%s", text);
+    free(text);
+    return status;
 }
 
 /* ---- JSON ---- */

@@ -79,7 +79,7 @@ static enum hapt_status emulated_copy(struct hapt_queue *queue, void *to, const 
 extern const struct hapt_backend hapt_emulated_backend;
 const struct hapt_backend hapt_emulated_backend = {
     .name = "emulated",
-    .description = "a modelled device: memory is counted, times are modelled, nothing is computed (--device emulated)",
+    .description = "modelled devices: count memory, model times, compute nothing (--device emulated)",
     .device_count = device_one,
     .open = emulated_open,
     .close = device_close,

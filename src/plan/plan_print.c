@@ -43,6 +43,24 @@ static void print_loops(const struct hapt_env *env, const struct hapt_plan *plan
     }
 }
 
+/* A sentence that ends in numbers, one per stage; wrapped. */
+struct numbers {
+    char text[4000];
+    size_t length;
+};
+
+static void add_number(struct numbers *numbers, int value)
+{
+    const size_t room = sizeof numbers->text - numbers->length;
+    if (room > 16) numbers->length += (size_t)snprintf(numbers->text + numbers->length, room, " %d", value);
+}
+
+static void print_numbers(const struct hapt_env *env, const char *what, const struct numbers *numbers)
+{
+    hapt_print_wrapped(env, 6, "  %s:%s%s\n", what, numbers->text,
+                       numbers->length + 16 >= sizeof numbers->text ? " ..." : "");
+}
+
 static int units_of(const struct hapt_layout *layout, bool selective)
 {
     const int light = hapt_layout_selective_units(layout);
@@ -55,10 +73,12 @@ static void print_units(const struct hapt_env *env, const struct hapt_plan *plan
         int units = 0;
         for (int i = 0; i < plan->stage_count; i++) units += units_of(&plan->stage[i].layout, selective);
         if (units == 0) continue;
-        hapt_print(env, "  blocks that recompute %s in the backward pass, by stage:",
-                   selective ? "light operators" : "their activations");
-        for (int i = 0; i < plan->stage_count; i++) hapt_print(env, " %d", units_of(&plan->stage[i].layout, selective));
-        hapt_print(env, "\n");
+        struct numbers numbers = {.length = 0};
+        for (int i = 0; i < plan->stage_count; i++) add_number(&numbers, units_of(&plan->stage[i].layout, selective));
+        print_numbers(env,
+                      selective ? "blocks that recompute light operators in the backward pass, by stage"
+                                : "blocks that recompute their activations in the backward pass, by stage",
+                      &numbers);
     }
 }
 
@@ -66,24 +86,30 @@ static void print_units(const struct hapt_env *env, const struct hapt_plan *plan
 static void print_weights_at(const struct hapt_env *env, const struct hapt_plan *plan, const char *what, int one,
                              int two)
 {
-    bool some = false;
+    struct numbers numbers = {.length = 0};
     for (int i = 0; i < plan->stage_count; i++) {
         const int at = plan->stage[i].layout.weights_at;
-        if (at != one && at != two) continue;
-        if (!some) hapt_print(env, "  %s, of stages:", what);
-        hapt_print(env, " %d", i);
-        some = true;
+        if (at == one || at == two) add_number(&numbers, i);
     }
-    if (some) hapt_print(env, "\n");
+    if (numbers.length > 0) print_numbers(env, what, &numbers);
+}
+
+/* Split backward passes. */
+static void print_weight_slots(const struct hapt_env *env, const struct hapt_plan *plan)
+{
+    struct numbers numbers = {.length = 0};
+    for (int i = 0; i < plan->stage_count; i++) add_number(&numbers, plan->stage[i].weight_slots);
+    print_numbers(env, "gradients of parameters wait for idle times; microbatches that may wait, by stage", &numbers);
 }
 
 static void print_away(const struct hapt_env *env, const struct hapt_plan *plan)
 {
-    print_weights_at(env, plan, "weights on the hosts, which passes fetch block by block", HAPT_WEIGHTS_ON_HOST,
-                     HAPT_GRADIENTS_ON_HOST);
-    print_weights_at(env, plan, "gradients on the hosts, which backward passes fetch and return block by block",
+    print_weights_at(env, plan, "weights on the hosts, which passes fetch block by block, of stages",
+                     HAPT_WEIGHTS_ON_HOST, HAPT_GRADIENTS_ON_HOST);
+    print_weights_at(env, plan,
+                     "gradients on the hosts, which backward passes fetch and return block by block, of stages",
                      HAPT_GRADIENTS_ON_HOST, HAPT_GRADIENTS_ON_HOST);
-    print_weights_at(env, plan, "sharded weights, which passes gather block by block", HAPT_WEIGHTS_SHARDED,
+    print_weights_at(env, plan, "sharded weights, which passes gather block by block, of stages", HAPT_WEIGHTS_SHARDED,
                      HAPT_WEIGHTS_SHARDED);
 }
 
@@ -112,9 +138,7 @@ void hapt_plan_print(const struct hapt_env *env, const struct hapt_plan *plan)
                    i == plan->stage_count - 1 ? "-" : hapt_units_time(stage->comm_s, time[1]), stage->warmup, memory);
     }
     if (plan->split) {
-        hapt_print(env, "  gradients of parameters wait for idle times; microbatches that may wait, by stage:");
-        for (int i = 0; i < plan->stage_count; i++) hapt_print(env, " %d", plan->stage[i].weight_slots);
-        hapt_print(env, "\n");
+        print_weight_slots(env, plan);
     }
     if (plan->host_state)
         hapt_print(env, "  the optimizer state is on the hosts; %s%s\n",

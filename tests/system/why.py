@@ -246,8 +246,11 @@ def programs_are_shown():
     words = ("plan", "--input", "gpt.h5", "--cluster", "two.json", "--microbatches", "8", "--program", "all", "--layers-per-model", "12")
     half = 6
     forced = ("--stages", f"0-{half}@fast:2x2t2,{half}-14@slow:1x2t2", "--precision", "fp32")
-    shown, full = run(*words, *forced, "--explain"), run(*words, *forced, "--explain", "--full")
+    shown, full = run(*words, *forced, "--explain", "all"), run(*words, *forced, "--explain", "all", "--full")
     check(shown.returncode == 0 and full.returncode == 0, f"--explain: {shown.stderr}{full.stderr}")
+    brief = run(*words, *forced, "--explain").stdout
+    check(brief and shown.stdout.startswith(brief[:brief.index("--explain all")]) and "\nStage " not in brief, f"--explain without programs: {brief}")
+    check(len(brief.splitlines()) <= 60 < len(shown.stdout.splitlines()), "it fits a screen")
     # one stage alone: all of its work once a step is exposed; with two, what the fill of the next step does not hide
     alone = json.loads(run("plan", "--input", "gpt.h5", "--cluster", "two.json", "--microbatches", "8", "--layers-per-model", "12", "--stages", "0-14@fast:2x2",
                            "--precision", "fp32", "--explain", "--json").stdout)
@@ -280,7 +283,7 @@ def programs_are_shown():
     check([entry["stage"] for entry in programs] == list(range(len(document.get("stages", [])))), "one entry a stage")
     check(all(entry["text"].lstrip().startswith("Stage ") for entry in programs), "with its text")
     five = "0-4@fast:1x1,4-7@fast:1x1,7-10@fast:1x1,10-12@fast:1x1,12-14@slow:1x2p3"
-    synthesised = run(*words[:-4], "--program", "synthesised", "--layers-per-model", "12", "--stages", five, "--explain")
+    synthesised = run(*words[:-4], "--program", "synthesised", "--layers-per-model", "12", "--stages", five, "--explain", "all")
     check(synthesised.returncode == 0 and "program " in synthesised.stdout and "(synthesised" in synthesised.stdout, f"a program by its name: {synthesised.stderr}")
     refuses(2, *words, "--full", says="--full has no effect")
 
