@@ -12,13 +12,16 @@ static enum hapt_status simulate_anew(struct hapt_plan *plan)
     return status;
 }
 
-/* Loops whose submeshes have unequal numbers of trained stages stall: then empty backward passes take less time. */
+/* Loops whose submeshes have unequal numbers of trained stages stall, or deadlock: then empty backward passes take less
+ * time. */
 static enum hapt_status freeze_loops(struct hapt_plan *plan)
 {
     const double before_s = plan->simulated_s;
     plan->bound_s = 0;
-    HAPT_TRY(hapt_plan_change(plan, plan->schedule, plan->microbatches, plan->hide_threshold));
-    if (plan->simulated_s <= before_s) return HAPT_OK;
+    const enum hapt_status status = hapt_plan_change(plan, plan->schedule, plan->microbatches, plan->hide_threshold);
+    if (status != HAPT_OK && status != HAPT_ERR_USAGE) return status;
+    if (status == HAPT_OK && plan->simulated_s <= before_s) return HAPT_OK;
+    hapt_fail_reset();
     for (int i = 0; i < plan->stage_count; i++) plan->stage[i].forward_only = 0;
     return hapt_plan_change(plan, plan->schedule, plan->microbatches, plan->hide_threshold);
 }

@@ -13,7 +13,7 @@ bool worker_next_block(const struct worker *worker, const struct hapt_tensor *pa
 {
     int dims;
     int64_t shape[HAPT_MAX_DIMS];
-    const int64_t row = worker_kept(worker, parameter, &dims, shape) / shape[0];
+    const int64_t kept = worker_kept(worker, parameter, &dims, shape), row = kept / shape[0];
     const int64_t most = row < CHUNK ? CHUNK / row * CHUNKS_PER_BLOCK : 1;
     rows->first += rows->count;
     rows->total = shape[0];
