@@ -189,11 +189,12 @@ static void print_rivals(const struct hapt_env *env, enum hapt_objective objecti
             hapt_print_wrapped(env, 13, "  %9s  %s\n             %s\n", "none", rival->what, rival->reason);
             continue;
         }
-        hapt_print_wrapped(env, 13,
-                           "  %+7.2f %%  %s: simulated step %s (HAPT (13): %s), %d stages%s\n             %s\n",
-                           100 * rival->loss, rival->what, hapt_units_time(rival->plan->simulated_s, time[0]),
-                           hapt_units_time(rival->plan->latency_s, time[1]), rival->plan->stage_count,
-                           rival->fits ? "" : ", does not fit", rival->reason);
+        char step[64] = "not simulated"; /* the search did not need its step */
+        if (isfinite(rival->plan->simulated_s))
+            snprintf(step, sizeof step, "simulated step %s", hapt_units_time(rival->plan->simulated_s, time[0]));
+        hapt_print_wrapped(env, 13, "  %+7.2f %%  %s: %s (HAPT (13): %s), %d stages%s\n             %s\n",
+                           100 * rival->loss, rival->what, step, hapt_units_time(rival->plan->latency_s, time[1]),
+                           rival->plan->stage_count, rival->fits ? "" : ", does not fit", rival->reason);
     }
 }
 
