@@ -52,7 +52,9 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, en
         return HAPT_OK;
     }
     if (hapt_config_wants_version(config)) {
-        if (env->world_rank == 0) printf("hapt %s\n", HAPT_VERSION);
+        if (env->world_rank == 0)
+            printf("hapt %s (%s%s)\n", HAPT_VERSION, hapt_commit[0] ? "commit " : "built outside git, no commit known",
+                   hapt_commit);
         return HAPT_OK;
     }
     env->quiet = command != HAPT_COMMAND_EXPORT && hapt_config_bool(config, "json");
