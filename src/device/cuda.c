@@ -1,7 +1,8 @@
 /*
  * The cuda back end: hapt-cuda.so, loaded on demand, so that one executable runs everywhere. It lies beside the
- * executable (a build), in ../lib/hapt (an installation), or at the path in HAPT_CUDA_PLUGIN. It sets its slots of the table when it is loaded. Until then only the
- * slots that load it are set. If something is missing, that is the reason reported for having no device.
+ * executable (a build), in ../lib/hapt (an installation), or at the path in HAPT_CUDA_PLUGIN. It sets its slots of the
+ * table when it is loaded. Until then only the slots that load it are set. If something is missing, that is the reason
+ * reported for having no device.
  */
 #include <dlfcn.h>
 #include <stdio.h>
