@@ -27,6 +27,7 @@ static const struct hapt_command_entry entry[HAPT_COMMAND_COUNT] = {
     [HAPT_COMMAND_REPORT] = {hapt_command_report, hapt_command_report_help},
     [HAPT_COMMAND_CHECK] = {hapt_command_check, hapt_command_check_help},
     [HAPT_COMMAND_DOCTOR] = {hapt_command_doctor, NULL},
+    [HAPT_COMMAND_CLUSTER] = {hapt_command_cluster, hapt_command_cluster_help},
     [HAPT_COMMAND_DATA] = {hapt_command_data, hapt_command_data_help},
 };
 

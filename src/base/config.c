@@ -49,6 +49,8 @@ static const struct {
                              "write a checkpoint's weights, also for transformers"},
     [HAPT_COMMAND_REPORT] = {'o', "report", "--input outputs/NAME/run.h5", "summarise a run"},
     [HAPT_COMMAND_CHECK] = {'c', "check", "FILE...", "verify all content of files of any kind, and checkpoints"},
+    [HAPT_COMMAND_CLUSTER] = {'C', "cluster", "init --output C.json",
+                              "write a cluster file, from this machine, sinfo or nvidia-smi"},
     [HAPT_COMMAND_DOCTOR] = {'D', "doctor", "", "check the installation and the machine"},
 };
 
@@ -243,7 +245,7 @@ enum hapt_status hapt_config_parse(int argc, char **argv, struct hapt_arena *are
         } else {
             const bool takes_words = config->command == HAPT_COMMAND_MODEL || config->command == HAPT_COMMAND_IMPORT ||
                                      config->command == HAPT_COMMAND_DATA || config->command == HAPT_COMMAND_PLAN ||
-                                     config->command == HAPT_COMMAND_CHECK;
+                                     config->command == HAPT_COMMAND_CHECK || config->command == HAPT_COMMAND_CLUSTER;
             if (!takes_words)
                 return hapt_fail(HAPT_ERR_USAGE, "options are --key value", "unexpected word \"%s\"", argv[at]);
             if (config->word_count == MAX_WORDS) return hapt_fail(HAPT_ERR_USAGE, NULL, "too many arguments");

@@ -6,6 +6,7 @@
  */
 #include <ctype.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
@@ -172,6 +173,14 @@ static bool names_model(const char *name, const char *model)
     return false;
 }
 
+/* The name of an entry without its memory: "A100" of "A100-40GB". */
+static void model_of(const struct hapt_device_spec *spec, char model[sizeof spec->name])
+{
+    snprintf(model, sizeof spec->name, "%.*s", (int)sizeof spec->name - 1, spec->name);
+    char *dash = strrchr(model, '-');
+    if (dash && strstr(dash, "GB")) *dash = '\0';
+}
+
 /* A memory size in the model name is checked against memory_bytes. Drivers reserve up to a tenth of the memory. */
 const struct hapt_device_spec *hapt_device_spec_of_name(const char *name, double memory_bytes)
 {
@@ -180,13 +189,83 @@ const struct hapt_device_spec *hapt_device_spec_of_name(const char *name, double
     for (int i = 0; i < DATABASE_COUNT; i++) {
         const struct hapt_device_spec *spec = &database[i].spec;
         char model[sizeof spec->name];
-        snprintf(model, sizeof model, "%.*s", (int)sizeof model - 1, spec->name);
-        char *dash = strrchr(model, '-');
-        if (dash && strstr(dash, "GB")) *dash = '\0';
+        model_of(spec, model);
         const bool fits = memory_bytes > 0.88 * spec->memory_bytes && memory_bytes < 1.1 * spec->memory_bytes;
         if (strcmp(spec->backend, "cuda") != 0 || !fits || !names_model(name, model)) continue;
         if (found) return NULL;
         found = spec;
     }
     return found;
+}
+
+/* "80gb" or "80g" in a word, in bytes; 0: it names no memory. */
+static double memory_in(const char *word)
+{
+    for (const char *c = word; *c; c++) {
+        if (!isdigit((unsigned char)*c) || (c > word && isdigit((unsigned char)c[-1]))) continue;
+        char *end;
+        const double number = strtod(c, &end);
+        if (tolower((unsigned char)*end) == 'g' && (!end[1] || tolower((unsigned char)end[1]) == 'b' || end[1] == '_'))
+            return number * GB;
+    }
+    return 0;
+}
+
+const struct hapt_device_spec *hapt_device_spec_of_word(const char *word, bool *several)
+{
+    const struct hapt_device_spec *found = NULL;
+    const double memory = memory_in(word);
+    char short_form[80];
+    snprintf(short_form, sizeof short_form, "rtx %.70s", word);
+    *several = false;
+    if (strcasestr(word, "pcie") && strcasestr(word, "h100")) return NULL; /* see pci_ids */
+    for (int i = 0; i < DATABASE_COUNT; i++) {
+        const struct hapt_device_spec *spec = &database[i].spec;
+        char model[sizeof spec->name];
+        model_of(spec, model);
+        if (strcmp(spec->backend, "cpu") == 0 || (!names_model(word, model) && !names_model(short_form, model)))
+            continue;
+        if (memory > 0 && (memory < 0.88 * spec->memory_bytes || memory > 1.1 * spec->memory_bytes)) continue;
+        *several |= found != NULL;
+        if (!found || spec->memory_bytes < found->memory_bytes) found = spec;
+    }
+    return found;
+}
+
+/* Letters and digits in lower case. */
+static void simplify(const char *name, char simple[64])
+{
+    size_t length = 0;
+    for (; *name && length < 63; name++)
+        if (isalnum((unsigned char)*name)) simple[length++] = (char)tolower((unsigned char)*name);
+    simple[length] = '\0';
+}
+
+/* Share of the pairs of neighbouring characters that two names have in common (Dice's coefficient). */
+static double likeness(const char *a, const char *b)
+{
+    const size_t pairs_a = strlen(a) > 1 ? strlen(a) - 1 : 0, pairs_b = strlen(b) > 1 ? strlen(b) - 1 : 0;
+    size_t common = 0;
+    for (size_t i = 0; i < pairs_b; i++) {
+        const char pair[3] = {b[i], b[i + 1], '\0'};
+        common += strstr(a, pair) != NULL;
+    }
+    return pairs_a + pairs_b > 0 ? 2.0 * (double)common / (double)(pairs_a + pairs_b) : 0;
+}
+
+const char *hapt_device_nearest(const char *name)
+{
+    char given[64], other[64];
+    int best = 0;
+    double most = -1;
+    simplify(name, given);
+    for (int i = 0; i < DATABASE_COUNT; i++) {
+        simplify(database[i].spec.name, other);
+        const double like = likeness(given, other);
+        if (like > most) {
+            most = like;
+            best = i;
+        }
+    }
+    return database[best].spec.name;
 }
