@@ -78,7 +78,10 @@ static enum hapt_status check_existing(const struct hapt_config *config, const c
                          "--%s %s is the input %s", option, path, input);
     if (overwrite || about.st_size == 0 || is_kind(path, output)) return HAPT_OK;
     return hapt_fail(HAPT_ERR_USAGE, "give another name, or --overwrite yes to replace it",
-                     "--%s %s exists and is not %s", option, path, output->format ? output->format : output->kind ? output->kind : "such a file");
+                     "--%s %s exists and is not %s", option, path,
+                     output->format ? output->format
+                     : output->kind ? output->kind
+                                    : "such a file");
 }
 
 enum hapt_status hapt_outputs_try_parent(const char *option, const char *path)
