@@ -1,12 +1,16 @@
-"""Spack's recipe. In a clone of the repository:
+"""Spack's recipe. Copy it to packages/hapt/package.py of a package repository (spack repo create), add that (spack repo add), and build a
+clone of hapt in its own folder:
 
-    spack repo create hapt-repo && mkdir hapt-repo/packages/hapt && cp packaging/spack/package.py hapt-repo/packages/hapt/
-    spack repo add hapt-repo
-    spack dev-build --source-path . hapt@develop
+    spack dev-build hapt@develop
 
-To install from a clone elsewhere, add its address as `git = "..."`."""
+To install from a clone elsewhere, add its address to the class as `git = "..."`."""
 
 from spack.package import *
+
+try:
+    from spack_repo.builtin.build_systems.makefile import MakefilePackage  # Spack 1.0 and newer
+except ImportError:
+    pass  # earlier versions have it in spack.package
 
 
 class Hapt(MakefilePackage):

@@ -12,23 +12,26 @@
 #include "phases.h"
 
 const char hapt_command_cluster_help[] =
-    "hapt cluster init writes a cluster file (JSON; hapt topology --help describes it) for --cluster of the other\n"
-    "commands, from one of:\n"
-    "  this machine   without options. Under mpirun or srun all hosts of the job are described; with one rank for\n"
-    "                 each GPU the links between them are measured as well\n"
-    "  --sinfo FILE   nodes of a Slurm cluster, as printed by\n"
+    "hapt cluster init writes a cluster file (JSON; hapt topology --help describes it) for\n"
+    "--cluster of the other commands, from one of:\n"
+    "  this machine   without options. Under mpirun or srun all hosts of the job are\n"
+    "                 described; with one rank for each GPU the links between them are\n"
+    "                 measured as well\n"
+    "  --sinfo FILE   the nodes of a Slurm cluster, as printed by\n"
     "                     sinfo --Node --format=\"%n %T %c %m %G %f\" >FILE\n"
-    "                 Equal nodes form a subcluster. The columns may have another order; HOSTNAMES and GRES are "
-    "needed.\n"
-    "                 Types of GPUs come from GRES (gpu:a100:4) or from features. Nodes that are down or drained,\n"
-    "                 nodes without GPUs, and MIG slices are left out. To describe one partition, add "
-    "--partition=NAME\n"
-    "                 to sinfo\n"
-    "  --nvidia-smi FILE=NODES,...   the GPUs of one node in a file, and the number of such nodes, as printed by\n"
+    "                 Equal nodes form a subcluster. The columns may have another order;\n"
+    "                 HOSTNAMES and GRES are needed. Types of GPUs come from GRES\n"
+    "                 (gpu:a100:4) or from features. Nodes that are down or drained, nodes\n"
+    "                 without GPUs, and MIG slices are left out. To describe one partition,\n"
+    "                 add --partition=NAME to sinfo\n"
+    "  --nvidia-smi FILE=NODES,...\n"
+    "                 the GPUs of one node in a file, and the number of such nodes, as\n"
+    "                 printed by\n"
     "                     nvidia-smi --query-gpu=name,memory.total --format=csv,noheader >FILE\n"
-    "Devices get the data sheet's figures of the device database. Link values that nothing tells are written as\n"
-    "10 Gbit/s and 50 us: a plan for a slow network also suits a faster one. The command prints what to check in the\n"
-    "file. `hapt topology --cluster FILE --probe`, with one rank for each device, measures all links.\n";
+    "Devices get the data sheet's figures of the device database. Unknown link values are\n"
+    "written as 10 Gbit/s and 50 us: a plan for a slow network also suits a faster one. The\n"
+    "command prints what to check in the file. `hapt topology --cluster FILE --probe`, with\n"
+    "one rank for each device, measures all links.\n";
 
 /* Networks slower than 10 Gbit/s are rare in clusters. */
 #define UNKNOWN_BANDWIDTH 1.25e9

@@ -119,5 +119,6 @@ refuses 2 'needs --output' 1 cluster init
 refuses 2 'is the input' 1 cluster init --sinfo "$scratch/sinfo" --output "$scratch/sinfo"
 refuses 2 'is not a cluster file' 1 cluster init --sinfo "$scratch/sinfo" --output "$scratch/m.h5"
 refuses 6 'cannot be written' 1 cluster init --sinfo "$scratch/sinfo" --output /proc/nowhere/c.json
-OMPI_MCA_odls_base_sigkill_timeout=0 refuses 3 'no GPU "k80"' 2 cluster init --output "$gone" --sinfo <(printf 'HOSTNAMES GRES\nn gpu:k80:1\n')
+printf 'HOSTNAMES GRES\nn gpu:k80:1\n' >"$scratch/bad"
+refuses 3 'no GPU "k80"' 2 cluster init --output "$gone" --sinfo "$scratch/bad"
 finish
