@@ -1,4 +1,5 @@
 # make run     installs what is missing (Debian/Ubuntu), builds, and runs the main job on CPU ranks
+# make         builds what runs    make tests        the tests, benches and the CUDA toolkit for cores, too    make install PREFIX=/usr/local
 # make check   every test            make check-quick  3 minutes of them    make check-long   the long campaigns too
 # make bench   speed side by side with a peer, and the plan against an even split
 # make help    all targets and variables
@@ -58,7 +59,10 @@ ISAS := $(if $(filter x86_64,$(shell uname -m)),v2 v3 v4,base)
 isa_flags = -DHAPT_ISA=$(1) $(if $(filter base,$(1)),,-march=x86-64-$(1))
 
 absent := src/solve/$(if $(with_tao),tao_absent.c,tao.c) $(if $(with_tao),,src/solve/petsc.c)
-sources := $(filter-out src/main.c $(absent),$(shell find src -name '*.c' | sort))
+# The program alone is made of these; tests and benches are linked without them.
+program_sources := src/main.c src/commit.c
+program_objects := $(program_sources:%.c=$(BUILD)/%.o)
+sources := $(filter-out $(program_sources) $(absent),$(shell find src -name '*.c' | sort))
 isa_sources := $(filter src/device/cpu/isa_%.c,$(sources))
 plain_sources := $(filter-out $(isa_sources),$(sources))
 objects := $(plain_sources:%.c=$(BUILD)/%.o) $(foreach i,$(ISAS),$(isa_sources:%.c=$(BUILD)/%.$(i).o))
@@ -87,7 +91,12 @@ cuda_plans := $(if $(NVCC),$(if $(cudnn_header),$(BUILD)/tests/gpu/plans $(if $(
 # The same sources on this machine's cores (tests/gpu/host).
 cuda_host := $(BUILD)/tests/gpu/hapt-cuda-host.so $(BUILD)/tests/gpu/selftest
 
-all: build/hapt $(tests) $(benches) $(faults) $(cuda_plugin) $(cuda_plans) $(cuda_host)
+all: build/hapt $(cuda_plugin)
+
+benches: $(benches)
+
+# What tests/run needs beside `all`.
+tests: $(tests) $(benches) $(faults) $(cuda_plans) $(cuda_host)
 
 # An earlier plug-in would still be found beside the executable.
 ifeq ($(CUDA),0)
@@ -99,7 +108,7 @@ endif
 build/hapt: $(BUILD)/hapt
 	$(Q)ln -sf $(VARIANT)/hapt $@
 
-$(BUILD)/hapt: $(BUILD)/src/main.o $(BUILD)/libhapt.a
+$(BUILD)/hapt: $(program_objects) $(BUILD)/libhapt.a
 	@echo "LD   $@"
 	$(Q)$(CC) $(CFLAGS) $(OPTIMIZE) $(EXECUTABLE) -o $@ $^ $(LIBS)
 
@@ -111,6 +120,16 @@ $(BUILD)/libhapt.a: $(objects) $(BUILD)/solvers
 $(BUILD)/solvers: FORCE
 	$(Q)mkdir -p $(@D)
 	$(Q)echo '$(if $(with_tao),tao )' | cmp -s - $@ || echo '$(if $(with_tao),tao )' >$@
+
+# The commit for `hapt --version`. A new commit, or a first change after one, compiles src/commit.c alone and links the program. HAPT_COMMIT=HASH
+# names the commit of sources without their .git, such as a package's.
+git_commit = $(shell [ -e .git ] && GIT_OPTIONAL_LOCKS=0 git -c safe.directory='$(CURDIR)' describe --always --dirty --abbrev=8 --exclude='*' 2>/dev/null)
+$(BUILD)/commit: FORCE
+	$(Q)mkdir -p $(@D)
+	$(Q)commit='$(or $(HAPT_COMMIT),$(git_commit))'; echo "$$commit" | cmp -s - $@ || echo "$$commit" >$@
+
+$(BUILD)/src/commit.o: $(BUILD)/commit
+$(BUILD)/src/commit.o: override CFLAGS += -DHAPT_COMMIT='"$(shell cat $(BUILD)/commit 2>/dev/null)"'
 
 define isa_rule
 $(BUILD)/%.$(1).o: %.c
@@ -215,11 +234,11 @@ inputs: build/hapt
 	$(Q)jobs/make-inputs.sh
 
 check: deps
-	$(Q)$(MAKE) --no-print-directory all
+	$(Q)$(MAKE) --no-print-directory all tests
 	$(Q)tests/run $(BUILD) '$(TESTS)'
 
 check-quick: deps
-	$(Q)$(MAKE) --no-print-directory all
+	$(Q)$(MAKE) --no-print-directory all tests
 	$(Q)HAPT_QUICK=1 tests/run $(BUILD) '$(TESTS)'
 
 # Are plans, programs, losses and weights what commit BASE makes of the same files, bit for bit? For changes of structure.
@@ -228,11 +247,11 @@ check-hold: $(BUILD)/hapt
 
 check-long:
 	$(Q)SUDO='$(SUDO)' jobs/setup-debian.sh judge $(DEPS)
-	$(Q)$(MAKE) --no-print-directory all
+	$(Q)$(MAKE) --no-print-directory all tests
 	$(Q)HAPT_LONG=1 HAPT_TEST_SECONDS=7200 tests/run $(BUILD) '$(TESTS)'
 
 bench: deps
-	$(Q)$(MAKE) --no-print-directory all inputs
+	$(Q)$(MAKE) --no-print-directory all benches inputs
 	$(Q)bench/run
 
 # The simulator against steps that others measured, and against another simulator, where it is installed.
@@ -274,7 +293,7 @@ gpu-bundle: deps
 bundle-parts: $(patsubst $(BUILD)/%,$(BUILD)/bundle/%,$(BUILD)/hapt $(gpu_programs))
 
 BUNDLE_LINK := -Wl,--disable-new-dtags,-rpath,'$$ORIGIN/../../lib:$$ORIGIN/../../../../lib'
-$(BUILD)/bundle/hapt: $(BUILD)/src/main.o $(BUILD)/libhapt.a
+$(BUILD)/bundle/hapt: $(program_objects) $(BUILD)/libhapt.a
 	@echo "LD   $@"
 	$(Q)mkdir -p $(@D)
 	$(Q)$(CC) $(CFLAGS) $(OPTIMIZE) $(EXECUTABLE) -o $@ $^ $(LIBS) $(BUNDLE_LINK)
@@ -285,11 +304,11 @@ $(BUILD)/bundle/tests/%: tests/%.c $(BUILD)/libhapt.a
 	$(Q)$(CC) $(CFLAGS) $(OPTIMIZE) -Itests -MMD -MP -MF $@.d $(EXECUTABLE) -o $@ $< $(BUILD)/libhapt.a $(LIBS) $(BUNDLE_LINK)
 
 # Checks and reasons: .clang-tidy. Kernels are left out: they are tables of macros.
-tidy_flags = -std=c11 -D_GNU_SOURCE -I$(CURDIR)/include $(PACKAGE_CFLAGS) $(PETSC_CFLAGS) $(PETSC_NAMES) $(shell $(CC) --showme:compile 2>/dev/null)
+tidy_flags = -std=c11 -DHAPT_COMMIT='"tidy"' -D_GNU_SOURCE -I$(CURDIR)/include $(PACKAGE_CFLAGS) $(PETSC_CFLAGS) $(PETSC_NAMES) $(shell $(CC) --showme:compile 2>/dev/null)
 tidy:
 	$(Q)clang-tidy --list-checks >/dev/null
 	$(Q)mkdir -p build/tidy && printf '%s\n' $(tidy_flags) >build/tidy/compile_flags.txt
-	$(Q)printf '%s\n' $(plain_sources) src/main.c | xargs -P "$$(nproc)" -n 8 clang-tidy --quiet -p build/tidy 2>/dev/null
+	$(Q)printf '%s\n' $(plain_sources) $(program_sources) | xargs -P "$$(nproc)" -n 8 clang-tidy --quiet -p build/tidy 2>/dev/null
 	@echo "clang-tidy finds nothing"
 
 # Versions of clang-format differ: 14 is Debian 12's and Ubuntu 22.04's.
@@ -305,13 +324,21 @@ format-check:
 check-layers:
 	$(Q)tests/check-layers
 
+# Files go to DESTDIR/PREFIX, and uninstall removes what install has put there (packaging/install.sh).
+PREFIX ?= /usr/local
+install: all
+	$(Q)packaging/install.sh install '$(PREFIX)' '$(DESTDIR)' $(BUILD)
+
+uninstall:
+	$(Q)packaging/install.sh uninstall '$(PREFIX)' '$(DESTDIR)'
+
 clean:
 	$(Q)rm -rf build
 
 help:
-	@echo "targets:   all run check check-quick check-long check-hold check-gpu gpu-bundle bench judge asan tsan lsan fuzz tidy format format-check check-layers inputs deps clean help"
+	@echo "targets:   all tests benches install uninstall run check check-quick check-long check-hold check-gpu gpu-bundle bench judge asan tsan lsan fuzz tidy format format-check check-layers inputs deps clean help"
 	@echo "variables: V=1 shows commands; WERROR=1 makes warnings errors; TESTS=REGEX picks tests (unit/plan, ^system); BASE=COMMIT of check-hold;"
-	@echo "           FUZZ_INPUTS=N, FUZZ_SEED=N, FUZZ_JOBS=N for fuzz; VARIANT=release|asan|tsan|lsan; PETSC=0 leaves its solver out, CUDA=0 the back end of GPUs (CUDA_HOME: the toolkit, CUDA_ARCHS='75 80 90': for which; CUDA_QUICK=1: compiled in a third of the time, slow), NCCL=0 its collectives, CUDNN=0 its convolutions by cuDNN; HARDEN=0 leaves the hardening of the build out; SUDO=sudo lets deps install as another user than root, DEPS='bench judge lab' more groups; CC, CFLAGS, LDFLAGS as usual"
+	@echo "           FUZZ_INPUTS=N, FUZZ_SEED=N, FUZZ_JOBS=N for fuzz; VARIANT=release|asan|tsan|lsan; PREFIX=/usr/local, DESTDIR for install and uninstall; HAPT_COMMIT=HASH for sources without .git; PETSC=0 leaves its solver out, CUDA=0 the back end of GPUs (CUDA_HOME: the toolkit, CUDA_ARCHS='75 80 90': for which; CUDA_QUICK=1: compiled in a third of the time, slow), NCCL=0 its collectives, CUDNN=0 its convolutions by cuDNN; HARDEN=0 leaves the hardening of the build out; SUDO=sudo lets deps install as another user than root, DEPS='bench judge lab' more groups; CC, CFLAGS, LDFLAGS as usual"
 
-.PHONY: FORCE all run check check-quick check-long check-hold check-gpu gpu-bundle bundle-parts without_cuda bench judge asan asan-tests tsan lsan fuzz tidy format format-check check-layers inputs deps clean help
+.PHONY: FORCE all tests benches install uninstall run check check-quick check-long check-hold check-gpu gpu-bundle bundle-parts without_cuda bench judge asan asan-tests tsan lsan fuzz tidy format format-check check-layers inputs deps clean help
 .SECONDARY:

@@ -22,8 +22,8 @@ static command_function *const function[HAPT_COMMAND_COUNT] = {
     [HAPT_COMMAND_EXPORT] = hapt_command_export,     [HAPT_COMMAND_SIMULATE] = hapt_command_simulate,
     [HAPT_COMMAND_MODEL] = hapt_command_model,       [HAPT_COMMAND_IMPORT] = hapt_command_import,
     [HAPT_COMMAND_REPORT] = hapt_command_report,     [HAPT_COMMAND_CHECK] = hapt_command_check,
-    [HAPT_COMMAND_DOCTOR] = hapt_command_doctor,     [HAPT_COMMAND_DATA] = hapt_command_data,
-    [HAPT_COMMAND_HELP] = hapt_command_help,
+    [HAPT_COMMAND_DOCTOR] = hapt_command_doctor,     [HAPT_COMMAND_CLUSTER] = hapt_command_cluster,
+    [HAPT_COMMAND_DATA] = hapt_command_data,         [HAPT_COMMAND_HELP] = hapt_command_help,
 };
 
 /* A silent rank must be reported before its peers' waits time out: a share of --timeout. An overloaded machine delays
@@ -50,7 +50,9 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, en
         return HAPT_OK;
     }
     if (hapt_config_wants_version(config)) {
-        if (env->world_rank == 0) printf("hapt %s\n", HAPT_VERSION);
+        if (env->world_rank == 0)
+            printf("hapt %s (%s%s)\n", HAPT_VERSION, hapt_commit[0] ? "commit " : "built outside git, no commit known",
+                   hapt_commit);
         return HAPT_OK;
     }
     env->quiet = command != HAPT_COMMAND_EXPORT && hapt_config_bool(config, "json");

@@ -6,7 +6,7 @@
 static const char help_help[] =
     "hapt help COMMAND explains a command: every option, its files and its JSON. hapt help job explains hapt without\n"
     "a command. hapt help OPTION explains an option.\n"
-    "--as man prints a manual page in roff: hapt(1), or hapt-COMMAND(1) with a command.\n"
+    "--as man prints manual pages in roff: all of them, one after another; with a command its own.\n"
     "--as bash prints a completion script; put it into ~/.local/share/bash-completion/completions/hapt.\n";
 
 const char *hapt_command_explanation(enum hapt_command command)
@@ -26,6 +26,7 @@ const char *hapt_command_explanation(enum hapt_command command)
     case HAPT_COMMAND_EXPORT: return hapt_command_export_help;
     case HAPT_COMMAND_REPORT: return hapt_command_report_help;
     case HAPT_COMMAND_CHECK: return hapt_command_check_help;
+    case HAPT_COMMAND_CLUSTER: return hapt_command_cluster_help;
     case HAPT_COMMAND_HELP: return help_help;
     case HAPT_COMMAND_JOB:
     case HAPT_COMMAND_DOCTOR:

@@ -18,7 +18,10 @@ static enum hapt_status print(const struct hapt_config *config)
     }
     const char *name = word && !strncmp(word, "--", 2) ? word + 2 : word;
     const enum hapt_status status = name ? hapt_help_find(name, &command) : HAPT_OK;
-    if (!strcmp(form, "man")) {
+    if (!strcmp(form, "man") && !name) {
+        for (int c = 0; c < HAPT_COMMAND_COUNT; c++)
+            hapt_help_print_man((enum hapt_command)c, hapt_command_explanation((enum hapt_command)c), stdout);
+    } else if (!strcmp(form, "man")) {
         HAPT_TRY(status);
         hapt_help_print_man(command, hapt_command_explanation(command), stdout);
     } else if (!name) {

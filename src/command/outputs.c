@@ -16,12 +16,18 @@ enum { MOST_PATH = 4096 };
 
 /* Options of any command that name an input. */
 static const char *const inputs[] = {"input", "cluster",    "data",       "weights", "profile",
-                                     "plan",  "checkpoint", "efficiency", "run"};
+                                     "plan",  "checkpoint", "efficiency", "run",     "sinfo"};
 
 static bool is_same(const char *path, const struct stat *about)
 {
     struct stat other;
     return path && stat(path, &other) == 0 && other.st_dev == about->st_dev && other.st_ino == about->st_ino;
+}
+
+static bool words_are_files(const struct hapt_config *config)
+{
+    const enum hapt_command command = hapt_config_command(config);
+    return command != HAPT_COMMAND_MODEL && command != HAPT_COMMAND_CLUSTER;
 }
 
 /* Path of the input that is the same file, or NULL. */
@@ -30,8 +36,7 @@ static const char *input_of(const struct hapt_config *config, const struct stat 
     for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++)
         if (is_same(hapt_config_text(config, inputs[i]), about)) return hapt_config_text(config, inputs[i]);
     for (int w = 0; w < hapt_config_word_count(config); w++)
-        if (hapt_config_command(config) != HAPT_COMMAND_MODEL && is_same(hapt_config_word(config, w), about))
-            return hapt_config_word(config, w);
+        if (words_are_files(config) && is_same(hapt_config_word(config, w), about)) return hapt_config_word(config, w);
     return NULL;
 }
 
@@ -73,7 +78,10 @@ static enum hapt_status check_existing(const struct hapt_config *config, const c
                          "--%s %s is the input %s", option, path, input);
     if (overwrite || about.st_size == 0 || is_kind(path, output)) return HAPT_OK;
     return hapt_fail(HAPT_ERR_USAGE, "give another name, or --overwrite yes to replace it",
-                     "--%s %s exists and is not %s", option, path, output->format ? output->format : "a timeline");
+                     "--%s %s exists and is not %s", option, path,
+                     output->format ? output->format
+                     : output->kind ? output->kind
+                                    : "such a file");
 }
 
 enum hapt_status hapt_outputs_try_parent(const char *option, const char *path)

@@ -28,6 +28,7 @@ static enum hapt_status report(struct hapt_env *env, struct hapt_config *config,
 
 enum hapt_status hapt_command_report(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
 {
-    HAPT_TRY(hapt_outputs_check(env, config, 1, &(struct hapt_output){.option = "timeline", .key = "traceEvents"}));
+    HAPT_TRY(hapt_outputs_check(
+        env, config, 1, &(struct hapt_output){.option = "timeline", .key = "traceEvents", .kind = "a timeline"}));
     return hapt_env_agree(env->world, report(env, config, arena));
 }

@@ -63,7 +63,9 @@ const char hapt_command_topology_help[] =
     "Missing link values are measured. Sizes and rates are numbers in base units (byte, byte/s, s, FLOP/s) or text\n"
     "with a unit: \"400 MB\", \"40 GiB\", \"200 Mbit/s\", \"25 GB/s\", \"50 us\", \"312 TFLOP/s\".\n"
     "\n"
-    "Devices: A100-40GB A100-80GB V100-16GB V100-32GB P100 T4 H100 H200 A30 A40 L40S L4 RTX-3090 RTX-4090 MI250X cpu\n";
+    "Devices: A10 A100-40GB A100-80GB A30 A40 B200 GH200 GH200-144GB H100 H200 L4 L40S\n"
+    "MI250 MI250X MI300X P100 RTX-2080Ti RTX-3080 RTX-3090 RTX-4080 RTX-4090 RTX-5090\n"
+    "RTX-A6000 T4 Titan-RTX V100-16GB V100-32GB cpu\n";
 
 static void print_hosts(const struct hapt_env *env, const struct hapt_hosts *hosts)
 {

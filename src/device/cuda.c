@@ -1,7 +1,8 @@
 /*
  * The cuda back end: hapt-cuda.so, loaded on demand, so that one executable runs everywhere. It lies beside the
- * executable, or at the path in HAPT_CUDA_PLUGIN. It sets its slots of the table when it is loaded. Until then only the
- * slots that load it are set. If something is missing, that is the reason reported for having no device.
+ * executable (a build), in ../lib/hapt (an installation), or at the path in HAPT_CUDA_PLUGIN. It sets its slots of the
+ * table when it is loaded. Until then only the slots that load it are set. If something is missing, that is the reason
+ * reported for having no device.
  */
 #include <dlfcn.h>
 #include <stdio.h>
@@ -25,16 +26,17 @@ static struct {
 
 static void plugin_path(char path[PATH_CHARS])
 {
-    static const char name[] = "hapt-cuda.so";
+    static const char name[] = "hapt-cuda.so", installed[] = "../lib/hapt/";
     const char *asked = getenv("HAPT_CUDA_PLUGIN");
     if (asked && *asked) {
         snprintf(path, PATH_CHARS, "%s", asked);
         return;
     }
-    const ssize_t length = readlink("/proc/self/exe", path, PATH_CHARS - sizeof name - 1);
+    const ssize_t length = readlink("/proc/self/exe", path, PATH_CHARS - sizeof name - sizeof installed);
     path[length > 0 ? length : 0] = '\0';
-    char *slash = strrchr(path, '/');
-    strcpy(slash ? slash + 1 : path, name);
+    char *slash = strrchr(path, '/'), *const end = slash ? slash + 1 : path;
+    sprintf(end, "%s%s", installed, name);
+    if (access(path, R_OK)) strcpy(end, name);
 }
 
 /* The driver creates these device files; dxg: WSL. */

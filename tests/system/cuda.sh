@@ -62,7 +62,7 @@ mkdir -p "$scratch/cut" && head -c 4000 "$scratch/blas" >"$scratch/cut/libcublas
 check "a truncated library" grep -q '^  libcublasLt.so.99 *missing' <(with HAPT_CUDA_LIBRARIES="$scratch/cut")
 
 if command -v make >/dev/null; then
-    mkdir "$scratch/none" && cp -a "$HAPT_BUILD"/{src,libhapt.a,solvers} "$scratch/none/" && touch "$scratch/none/hapt-cuda.so"
+    mkdir "$scratch/none" && cp -a "$HAPT_BUILD"/{src,libhapt.a,solvers,commit} "$scratch/none/" && touch "$scratch/none/hapt-cuda.so"
     check "make CUDA=0" make -s CUDA=0 VARIANT="${HAPT_BUILD##*/}" BUILD="$scratch/none" "$scratch/none/hapt" >"$scratch/said" 2>&1
     check "make CUDA=0 leaves no earlier plug-in" test ! -e "$scratch/none/hapt-cuda.so"
     check "without the back end" grep -q '^0 devices: this build has no CUDA back end' <(HAPT=$scratch/none/hapt doctor)

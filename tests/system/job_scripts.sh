@@ -51,7 +51,7 @@ printf '#!/bin/sh\nexec /bin/sleep 0.1\n' >"$stand_ins/sleep"
 chmod +x "$stand_ins"/*
 passes 1 model gpt --layers 2 --hidden 32 --heads 2 --sequence 32 --vocab 256 --microbatch 2 --data "$tree/inputs/tokens.h5" --microbatches 4 --steps 3 \
     --output "$tree/inputs/small.h5"
-two() { job env SLURM_JOB_ID=7 CLUSTER=inputs/two-subclusters.json "$@" bash jobs/two-subclusters.slurm inputs/small.h5 --profile-seconds 1 --threads 1; }
+two() { job env SLURM_JOB_ID=7 POLL_S=1 CLUSTER=inputs/two-subclusters.json "$@" bash jobs/two-subclusters.slurm inputs/small.h5 --profile-seconds 1 --threads 1; }
 two
 ends two-subclusters 0
 says two-subclusters '^srun --het-group=0,1 --mpi=pmix '
@@ -74,7 +74,19 @@ sed -e ':a' -e '/\\$/{N' -e 's/\\\n//' -e 'ba' -e '}' jobs/gpt39b.slurm | grep -
     done
 done >"$scratch/lacking"
 check "options of gpt39b: $(tr '\n' ';' <"$scratch/lacking")" test ! -s "$scratch/lacking"
-gpt39b() { job env SLURM_JOB_ID=7 SLURM_NTASKS=64 SRUN_CODE="$1" bash jobs/gpt39b.slurm LICENSE; }
+gpt39b() { job env SLURM_JOB_ID=7 SLURM_NTASKS=64 SRUN_CODE="$1" "${@:2}" bash jobs/gpt39b.slurm ${data:-}; }
+data=
+gpt39b 0
+ends "gpt39b without data" 0
+says "gpt39b without data rehearses" '^srun --het-group=0,1 --mpi=pmix .* train .*--plan outputs/gpt39b/plan.h5 --device emulated '
+says "gpt39b without data says which to give" 'to train, submit the same script with DATA'
+gpt39b 5
+ends "gpt39b whose rehearsal failed" 5
+gpt39b 0 SLURM_JOB_NUM_NODES_HET_GROUP_0=9
+ends "gpt39b on other nodes" 3
+says "gpt39b on other nodes" '^gpt39b: error: there is no ./inputs/clusters/a100x9-v100x4.json' err
+says "gpt39b on other nodes" '^hint: set CLUSTER' err
+data=LICENSE
 gpt39b 0
 ends gpt39b 0
 says "gpt39b starts both components" '^srun --het-group=0,1 --mpi=pmix .* --plan outputs/gpt39b/plan.h5'
@@ -85,6 +97,29 @@ ends "gpt39b that was stopped" 0
 says "gpt39b that was stopped" '^scontrol requeue 7'
 gpt39b 5
 ends "gpt39b that failed" 5
+
+data=inputs/tokens.h5
+gpt39b 0
+says "gpt39b takes a data file as it is" '--data inputs/tokens.h5 '
+# Cores for each task, which srun does not take from the job.
+printf '#!/bin/bash\necho "cores $SRUN_CPUS_PER_TASK"\n' >"$stand_ins/srun"
+gpt39b 0 SLURM_CPUS_PER_TASK_HET_GROUP_0=4
+says "gpt39b passes on the cores of a task" '^cores 4$'
+# Neither a build nor an installation.
+mkdir "$scratch/empty"
+for script in gpt39b two-subclusters; do
+    (cd "$scratch/empty" && PATH=/usr/bin:/bin SLURM_JOB_ID=7 bash "$tree/jobs/$script.slurm") >"$scratch/out" 2>"$scratch/err"
+    code=$?
+    ends "$script without hapt" 3
+    says "$script without hapt" "^$script: error: there is neither build/hapt here nor hapt on the PATH" err
+    says "$script without hapt" '^hint: ' err
+done
+# Lines that Slurm reads stand before the first command, and sites find what to change.
+for script in jobs/*.slurm; do
+    check "$script: Slurm reads all lines" test -z "$(sed '1,/^set /d' "$script" | grep '^#SBATCH')"
+    check "$script: both components take the memory of their nodes" test "$(grep -c '^#SBATCH --mem=0$' "$script")" -eq 2
+    check "$script: an account to fill in" grep -q '^##SBATCH --account=' "$script"
+done
 
 # jobs/case-study.py: both tables, and what it keeps (its numbers: case_study).
 job /usr/bin/python3 jobs/case-study.py outputs/case

@@ -50,7 +50,7 @@ begin() { # NAME VARIABLES...
     mkdir "$scratch/$name"
     (
         cd "$scratch" || exit
-        env PATH="$bin:$PATH" TMPDIR="$scratch/$name" SLURM_JOB_ID=7 CASE="$scratch/$name" STEPS=8 AWAY= LEAVES= LOST= SIGNAL= CODE=0 "$@" \
+        env PATH="$bin:$PATH" TMPDIR="$scratch/$name" SLURM_JOB_ID=7 CASE="$scratch/$name" POLL_S=1 STEPS=8 AWAY= LEAVES= LOST= SIGNAL= CODE=0 "$@" \
             timeout 60 bash jobs/two-subclusters.slurm m.h5 >"$scratch/$name/out" 2>&1
         echo $? >"$scratch/$name/code"
     ) &

@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # jobs/two-subclusters.slurm on the lab's Slurm. A signal stops a heterogeneous job; it writes a checkpoint, requeues itself and resumes.
 # Its losses are those of an undisturbed run, bit by bit. Submitted again, it has nothing to do.
+# jobs/gpt39b.slurm of an installation, without arguments: it plans, rehearses, and says which data to give.
 # With HAPT_LONG also the signal that Slurm itself sends before the time limit.
 # Runs beside others: it measures no time.
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
-slurm=tests/lab/slurm.sh
+slurm=$PWD/tests/lab/slurm.sh
 $slurm missing || exit 77
 
-export LAB_DIR=$scratch/lab RUN=$scratch/run SBATCH_OUTPUT=$scratch/log
+export LAB_DIR=$scratch/lab RUN=$scratch/run SBATCH_OUTPUT=$scratch/log POLL_S=1
 trap '$slurm down; rm -rf "$scratch"' EXIT
 $slurm up 500mbit || { echo "no Slurm"; exit 1; }
 
@@ -87,7 +88,27 @@ job=$(submit -- --steps 120)
 ends_well "$job" 0
 same "$RUN" "$scratch/whole" 120 || fail "the losses after a job that had nothing to do"
 
-# 4. The signal before the time limit, which Slurm may send up to a minute early. Then the same job with an srun that never ends by itself:
+# 4. GPT-39B's script without arguments, from a folder of the user, with an installed hapt. The model and the cluster are smaller. What the
+# script asks of Slurm is replaced, as on a site with other partitions.
+mkdir "$scratch/site"
+packaging/install.sh install "$scratch/prefix" "" "$HAPT_BUILD" >/dev/null || fail "hapt cannot be installed"
+cat >"$scratch/unlike.json" <<'JSON'
+{ "format": "hapt-cluster", "version": 1, "subclusters": [
+    { "name": "a100", "nodes": 1, "devices_per_node": 2, "device": "A100-40GB" },
+    { "name": "v100", "nodes": 1, "devices_per_node": 2, "device": "V100-16GB" } ],
+  "links": [ { "between": ["a100", "v100"], "bandwidth": "10 Gbit/s", "latency": "50 us" } ] }
+JSON
+unlike=(--nodes=1 --ntasks-per-node=2 --cpus-per-task=1 --gres=none --time=5)
+: >"$scratch/log"
+job=$(cd "$scratch/site" && RUN='' PATH=$scratch/prefix/bin:$PATH CLUSTER=$scratch/unlike.json MODEL=gpt2-124m $slurm on sbatch --parsable \
+    --partition=fast "${unlike[@]}" : --partition=slow "${unlike[@]}" "$scratch/prefix/share/hapt/jobs/gpt39b.slurm")
+ends_well "$job" 0
+site=$scratch/site/outputs/gpt39b
+check "the rehearsal's run file" /usr/bin/python3 -c 'import h5py, sys; assert len(h5py.File(sys.argv[1])["/train/step_time"]) == 3' "$site/rehearsal/run.h5"
+check "a plan" test -s "$site/plan.h5"
+check "gpt39b says which data to give: $(tail -n 3 "$scratch/log")" grep -q 'gpt39b: to train, submit the same script with DATA' "$scratch/log"
+
+# 5. The signal before the time limit, which Slurm may send up to a minute early. Then the same job with an srun that never ends by itself:
 # the exit codes 9 and 0 come from the controller.
 if [ -n "${HAPT_LONG:-}" ]; then
     RUN=$scratch/limited

@@ -271,9 +271,11 @@ static void survives_damage(void)
 
 static void knows_devices(void)
 {
-    static const char *const name[] = {"A100-40GB", "A100-80GB", "V100-16GB", "V100-32GB", "P100",   "T4",
-                                       "H100",      "H200",      "RTX-3090",  "RTX-4090",  "MI250X", "A30",
-                                       "A40",       "L40S",      "L4",        "cpu"};
+    static const char *const name[] = {"A100-40GB",   "A100-80GB", "V100-16GB", "V100-32GB", "P100",      "T4",
+                                       "H100",        "H200",      "RTX-3090",  "RTX-4090",  "MI250X",    "A30",
+                                       "A40",         "L40S",      "L4",        "cpu",       "A10",       "RTX-A6000",
+                                       "RTX-2080Ti",  "RTX-3080",  "RTX-4080",  "RTX-5090",  "Titan-RTX", "GH200",
+                                       "GH200-144GB", "B200",      "MI250",     "MI300X"};
     for (size_t i = 0; i < sizeof name / sizeof *name; i++) {
         const struct hapt_device_spec *device = hapt_device_spec_find(name[i]);
         if (!CHECK_MESSAGE(device != NULL, "no %s", name[i])) continue;
@@ -281,12 +283,22 @@ static void knows_devices(void)
         /* Each device of the database computes between 2 and 500 operations per byte that it reads. */
         const double intensity = device->peak_flops[HAPT_F32] / device->memory_bandwidth;
         CHECK_MESSAGE(intensity > 2 && intensity < 500, "%s: %g", name[i], intensity);
+        /* Matrix units with fp32 accumulation: GeForce cards since Ampere twice the vector rate, Turing four times,
+         * others up to 30 times. Figures with sparsity or with fp16 accumulation of a GeForce card exceed this. */
+        const bool geforce = strstr(name[i], "RTX-") && name[i][4] != 'A', turing = !strcmp(name[i], "RTX-2080Ti");
+        const double units = device->peak_flops[HAPT_F16] / device->peak_flops[HAPT_F32];
+        CHECK_MESSAGE(units == 0 || (units >= 1 && units <= (turing    ? 4.1
+                                                             : geforce ? 2.1
+                                                                       : 31)),
+                      "%s: fp16 %g x fp32", name[i], units);
+        CHECK(device->peak_flops[HAPT_BF16] == 0 || device->peak_flops[HAPT_BF16] == device->peak_flops[HAPT_F16] ||
+              !strcmp(name[i], "cpu"));
     }
     CHECK(hapt_device_spec_find("a100-40gb") != NULL && hapt_device_spec_find("A100") == NULL);
     CHECK(hapt_device_spec_find("V100-32GB")->peak_flops[HAPT_BF16] == 0);
     int count = 0;
     while (hapt_device_spec_at(count)) count++;
-    CHECK(count == 16 && hapt_device_spec_at(-1) == NULL);
+    CHECK(count == (int)(sizeof name / sizeof *name) && hapt_device_spec_at(-1) == NULL);
 }
 
 /* The bus decides: generation 5 is twice as fast as 4, and 4 as 3, but for their overheads. A file's value counts. */
