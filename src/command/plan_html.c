@@ -7,7 +7,7 @@
 #include "plan_explain.h"
 
 /* The sweep of the page: from a tenth of the slowest link between subclusters to ten times the fastest. */
-enum { RANGE = 10, POINTS = 9 };
+enum { RANGE = 10, POINTS = 7 };
 
 /* True if rivals and sweeps are of the same kind as the plan. */
 static bool has_rivals(const struct hapt_config *config)
@@ -61,6 +61,12 @@ static enum hapt_status cluster_of(const struct hapt_profile *profile, struct ha
     return HAPT_OK;
 }
 
+static const char *base_name(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
 enum hapt_status hapt_plan_html(struct hapt_env *env, struct hapt_config *config, const struct hapt_planning *planning,
                                 const struct hapt_prediction_inputs *inputs, const struct hapt_plan_sweeps *sweeps,
                                 struct hapt_arena *arena)
@@ -69,6 +75,7 @@ enum hapt_status hapt_plan_html(struct hapt_env *env, struct hapt_config *config
     const char *output = hapt_config_text(config, "output"), *profile = hapt_config_text(config, "profile");
     struct hapt_compare_row *rows = NULL;
     struct hapt_plan_sweeps own = *sweeps;
+    const char *model = NULL;
     char range[80];
     int count = 0, microbatches;
     if (!path) return HAPT_OK;
@@ -78,7 +85,8 @@ enum hapt_status hapt_plan_html(struct hapt_env *env, struct hapt_config *config
     if (has_rivals(config) && own.count == 0 && link_range(planning->profile, range))
         HAPT_TRY(hapt_plan_sweep(env, config, range, planning->profile, inputs, arena, NULL, &own));
     if (env->world_rank != 0) return hapt_env_agree(env->world, HAPT_OK);
-    struct hapt_picture_plan picture = {.model = input ? input : profile,
+    if (planning->model) model = hapt_arena_printf(arena, "%s (%s)", base_name(input), planning->model->family);
+    struct hapt_picture_plan picture = {.model = model ? model : base_name(profile),
                                         .name = output && !hapt_config_chosen(config, "emit") ? output : "not saved",
                                         .plan = planning->plan,
                                         .cluster = planning->cluster,

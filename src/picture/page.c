@@ -14,7 +14,8 @@ static const char page_style[] =
     "h1{font-size:26px;margin:0 0 12px}h2{font-size:19px;margin:36px 0 8px}p{margin:6px 0;max-width:80ch}\n"
     "svg{max-width:100%;height:auto;display:block}figure{margin:8px "
     "0;overflow-x:auto}figcaption,.soft{color:var(--soft)}\n"
-    "dl{display:grid;grid-template-columns:max-content 1fr;gap:2px 18px;margin:0}dt{color:var(--soft)}dd{margin:0;"
+    "dl+p{margin-top:16px}dl{display:grid;grid-template-columns:max-content 1fr;gap:2px "
+    "18px;margin:0}dt{color:var(--soft)}dd{margin:0;"
     "overflow-wrap:anywhere}\n"
     "table{border-collapse:collapse;font-size:13px;margin:10px 0}th,td{padding:3px "
     "10px;text-align:right;border-bottom:1px "
@@ -84,11 +85,12 @@ enum hapt_status picture_section_timeline(struct hapt_svg *svg, const struct hap
         hapt_svg_put(svg, " The measured step below is the last one that the run kept; it took %s.",
                      hapt_units_time(timeline[1].total_s, time[0]));
     if (windows.count > 1)
-        hapt_svg_put(
-            svg,
-            " A whole step is too long to show. The chart has three windows of %s each: the begin of the step, "
-            "its middle and its end.",
-            hapt_units_time(windows.length_s, time[1]));
+        hapt_svg_put(svg,
+                     " A whole step is too long to show. The chart has three windows of equal length (predicted: %s "
+                     "each): the begin of the step, "
+                     "its middle and its end.",
+                     hapt_units_time(picture_window_s(&windows, &timeline[0]), time[1]));
+    if (windows.own_scales) hapt_svg_put(svg, " The steps differ much, so each has a scale of its own.");
     hapt_svg_put(svg, "</p>\n<figure>\n");
     picture_timelines(svg, timeline, count, &windows);
     hapt_svg_put(svg, "</figure>\n</section>\n");
@@ -181,8 +183,12 @@ enum hapt_status picture_section_memory(struct hapt_svg *svg, const struct hapt_
     hapt_svg_put(
         svg,
         "<section id=\"memory\">\n<h2>Memory</h2>\n<p>%s of one device of each stage, the fullest one relative to "
-        "its memory.</p>\n<figure>\n",
-        measured ? "Predicted and measured memory" : "Predicted memory");
+        "its memory.%s</p>\n<figure>\n",
+        measured ? "Predicted and measured memory" : "Predicted memory",
+        plan->submesh_count < plan->stage_count
+            ? " Stages of one submesh share its devices: a device holds the predicted "
+              "bytes of all of them, and the measured bytes are those of the device."
+            : "");
     picture_bars(svg, &(struct picture_bars){
                           .id = "device-memory",
                           .title = "Memory of a device, by stage",
@@ -204,21 +210,23 @@ enum hapt_status picture_section_memory(struct hapt_svg *svg, const struct hapt_
 /* "stages 0-3, 5": those that use a subcluster; "idle": none. */
 static void stages_text(const struct hapt_plan *plan, const char *name, char text[80])
 {
+    char list[64] = "";
     int length = 0, count = 0;
-    bool used[2] = {false, false}; /* this stage, the one before */
-    for (int i = 0, first = 0; i <= plan->stage_count && length < 60; i++) {
-        used[0] = false;
+    for (int i = 0, first = -1; i <= plan->stage_count && length < 48; i++) {
+        bool used = false;
         for (int k = 0; i < plan->stage_count && k < plan->stage[i].submesh->part_count; k++)
-            used[0] = used[0] || strcmp(plan->stage[i].submesh->part_name[k], name) == 0;
-        if (used[0] && !used[1]) first = i;
-        if (!used[0] && used[1]) {
-            length += snprintf(text + length, 80 - (size_t)length, first < i - 1 ? "%s%d-%d" : "%s%d",
-                               count > 0 ? ", " : "stages ", first, i - 1);
-            count += i - first;
-        }
-        used[1] = used[0];
+            used = used || strcmp(plan->stage[i].submesh->part_name[k], name) == 0;
+        if (used) count++;
+        if (used && first < 0) first = i;
+        if (used || first < 0) continue;
+        length += snprintf(list + length, sizeof list - (size_t)length, "%s%d", length > 0 ? ", " : "", first);
+        if (first < i - 1) length += snprintf(list + length, sizeof list - (size_t)length, "-%d", i - 1);
+        first = -1;
     }
-    if (count == 0) snprintf(text, 80, "idle");
+    if (count == 0)
+        snprintf(text, 80, "idle");
+    else
+        snprintf(text, 80, "stage%s %s", count > 1 ? "s" : "", list);
 }
 
 enum hapt_status picture_section_cluster(struct hapt_svg *svg, const struct hapt_plan *plan,

@@ -198,7 +198,8 @@ static enum hapt_status put_page(struct hapt_svg *svg, const struct hapt_picture
     if (picture->row_count > 0) HAPT_TRY(section_rivals(svg, picture, arena));
     if (picture->sweep_count > 0)
         hapt_svg_put(svg,
-                     "<section id=\"what-if\">\n<h2>What if</h2>\n<p>Each point is the best plan at its value.</p>\n");
+                     "<section id=\"what-if\">\n<h2>What if</h2>\n<p>Each point is the best plan at its value%s.</p>\n",
+                     hapt_schedule_loops(plan->schedule) ? ", among those without loops" : "");
     for (int k = 0; k < picture->sweep_count; k++) HAPT_TRY(put_sweep(svg, picture->sweep[k], k, arena));
     if (picture->sweep_count > 0) hapt_svg_put(svg, "</section>\n");
     picture_section_words(svg, plan);

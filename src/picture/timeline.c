@@ -4,9 +4,10 @@
 #include <math.h>
 #include <string.h>
 
-enum { LANE_LEFT = 178, TIMELINE_RIGHT = 20, WINDOW_GAP = 26, HEAD = 28, FOOT = 30 };
+enum { LANE_LEFT = 196, TIMELINE_RIGHT = 20, WINDOW_GAP = 26, HEAD = 28, FOOT = 30 };
 enum { MOST_TASKS = 9000 /* drawn of a timeline: a page stays below some MB */ };
 #define LEAST_PASS_PX 2.5
+#define MOST_RATIO 4 /* of two steps on one scale */
 
 static const char *kind_class(enum hapt_instruction_kind kind)
 {
@@ -30,8 +31,8 @@ static const char *kind_name(enum hapt_instruction_kind kind)
     }
 }
 
-/* "stage 3 - a100" */
-static enum hapt_status name_lane(const struct hapt_plan *plan, int submesh, struct hapt_arena *arena,
+/* "stage 3 - a100"; of a trace "stage 3, rank 12". */
+static enum hapt_status name_lane(const struct hapt_plan *plan, int submesh, int64_t rank, struct hapt_arena *arena,
                                   const char **label)
 {
     char stages[64] = "";
@@ -39,8 +40,11 @@ static enum hapt_status name_lane(const struct hapt_plan *plan, int submesh, str
     for (int i = 0; i < plan->stage_count && length < (int)sizeof stages - 8; i++)
         if (plan->stage[i].submesh == &plan->submesh[submesh])
             length += snprintf(stages + length, sizeof stages - (size_t)length, "%s%d", count++ ? ", " : "", i);
-    *label =
-        hapt_arena_printf(arena, "stage%s %s \xC2\xB7 %s", count > 1 ? "s" : "", stages, plan->submesh[submesh].name);
+    if (rank >= 0)
+        *label = hapt_arena_printf(arena, "stage%s %s, rank %lld", count > 1 ? "s" : "", stages, (long long)rank);
+    else
+        *label = hapt_arena_printf(arena, "stage%s %s \xC2\xB7 %s", count > 1 ? "s" : "", stages,
+                                   plan->submesh[submesh].name);
     return *label ? HAPT_OK : HAPT_ERR_MEMORY;
 }
 
@@ -59,7 +63,7 @@ enum hapt_status picture_timeline_predict(const struct hapt_plan *plan, struct h
         struct picture_lane *lane = &timeline->lane[s];
         int first = 0; /* the submesh's first stage stands for all of them */
         while (first + 1 < schedule->chunk_count && schedule->submesh_of[first] != s) first++;
-        HAPT_TRY(name_lane(plan, (int)(plan->stage[first].submesh - plan->submesh), arena, &lane->label));
+        HAPT_TRY(name_lane(plan, (int)(plan->stage[first].submesh - plan->submesh), -1, arena, &lane->label));
         HAPT_NEW(lane->task, arena, list->count > 0 ? list->count : 1);
         for (int i = 0; i < list->count; i++) {
             const struct hapt_instruction *own = &list->instruction[i];
@@ -117,10 +121,7 @@ enum hapt_status picture_timeline_measure(const struct hapt_plan *plan, const st
         if (rank[s] < 0)
             return hapt_fail(HAPT_ERR_INPUT, "the file is damaged", "/trace has no events of submesh %d of %d", s,
                              plan->submesh_count);
-        HAPT_TRY(name_lane(plan, s, arena, &timeline->lane[s].label));
-        timeline->lane[s].label =
-            hapt_arena_printf(arena, "%s, rank %lld", timeline->lane[s].label, (long long)rank[s]);
-        if (!timeline->lane[s].label) return HAPT_ERR_MEMORY;
+        HAPT_TRY(name_lane(plan, s, rank[s], arena, &timeline->lane[s].label));
         HAPT_NEW(timeline->lane[s].task, arena, room[s] > 0 ? room[s] : 1);
     }
     for (int64_t i = 0; i < trace->count; i++) {
@@ -169,22 +170,29 @@ static double edge_s(const struct picture_timeline *timeline)
 struct picture_windows picture_timeline_windows(const struct hapt_plan *plan, const struct picture_timeline *timeline,
                                                 int count)
 {
-    const struct picture_windows whole = {1, longest_s(timeline, count)};
-    struct picture_windows parts = {3, 1.1 * edge_s(&timeline[0])};
+    const double longest = longest_s(timeline, count), first_s = timeline[0].total_s;
+    struct picture_windows whole = {1, 1, longest, false};
+    for (int t = 0; t < count; t++) whole.own_scales = whole.own_scales || timeline[t].total_s * MOST_RATIO < longest;
+    struct picture_windows parts = whole;
+    parts.count = 3;
     const double tasks = (double)plan->stage_count * plan->microbatches * (plan->split ? 3 : 2);
     const double pass_px = plot_px(&whole) / (plan->microbatches * 2.0 + 2.0 * plan->stage_count);
-    if (tasks <= MOST_TASKS && pass_px >= LEAST_PASS_PX) return whole;
-    parts.length_s = fmin(parts.length_s, whole.length_s * MOST_TASKS / tasks / parts.count);
-    parts.length_s =
-        fmin(parts.length_s, plot_px(&parts) / LEAST_PASS_PX * timeline[0].total_s / (2.0 * plan->microbatches));
-    return parts.length_s * parts.count < 0.9 * whole.length_s ? parts : whole;
+    if ((tasks <= MOST_TASKS && pass_px >= LEAST_PASS_PX) || !(first_s > 0)) return whole;
+    parts.share = fmin(1.1 * edge_s(&timeline[0]) / first_s, MOST_TASKS / tasks / parts.count);
+    parts.share = fmin(parts.share, plot_px(&parts) / LEAST_PASS_PX / (2.0 * plan->microbatches));
+    return parts.share * parts.count < 0.9 ? parts : whole;
 }
 
-/* Begin of window k of a step of total_s. */
-static double window_begin_s(const struct picture_windows *windows, int k, double total_s)
+double picture_window_s(const struct picture_windows *windows, const struct picture_timeline *timeline)
 {
-    if (windows->count == 1 || k == 0) return 0;
-    return k == 1 ? (total_s - windows->length_s) / 2 : total_s - windows->length_s;
+    return windows->share * (windows->own_scales ? timeline->total_s : windows->longest_s);
+}
+
+/* Begin of window k. */
+static double window_begin_s(const struct picture_windows *windows, const struct picture_timeline *timeline, int k)
+{
+    const double rest_s = fmax(0, timeline->total_s - picture_window_s(windows, timeline));
+    return windows->count == 1 ? 0 : rest_s * k / (windows->count - 1);
 }
 
 static void put_task(struct hapt_svg *svg, const struct picture_timeline *timeline, const struct picture_task *task,
@@ -243,17 +251,16 @@ static double timeline_height(const struct picture_timeline *timeline)
 /* The time that chooses the unit of a timeline's axes. */
 static double unit_for_s(const struct picture_windows *windows, const struct picture_timeline *timeline)
 {
-    return windows->count == 1 ? windows->length_s : timeline->total_s;
+    return windows->count == 1 ? picture_window_s(windows, timeline) : timeline->total_s;
 }
 
 static void put_window(struct hapt_svg *svg, const struct picture_timeline *timeline,
                        const struct picture_windows *windows, int k, double y)
 {
-    const double begin_s = window_begin_s(windows, k, timeline->total_s), px = plot_px(windows),
-                 pitch = lane_height(timeline);
+    const double begin_s = window_begin_s(windows, timeline, k), px = plot_px(windows), pitch = lane_height(timeline);
     const double left = LANE_LEFT + k * (px + WINDOW_GAP);
     const struct picture_axis x = {.low = begin_s,
-                                   .high = begin_s + windows->length_s,
+                                   .high = begin_s + picture_window_s(windows, timeline),
                                    .from_px = left,
                                    .to_px = left + px,
                                    .unit = PICTURE_SECONDS,
@@ -274,6 +281,14 @@ static void put_window(struct hapt_svg *svg, const struct picture_timeline *time
     hapt_svg_put(svg, "</g>\n");
 }
 
+static bool has_weights(const struct picture_timeline *timeline)
+{
+    for (int l = 0; l < timeline->lane_count; l++)
+        for (int i = 0; i < timeline->lane[l].count; i++)
+            if (timeline->lane[l].task[i].kind == HAPT_INSTRUCTION_WEIGHT) return true;
+    return false;
+}
+
 void picture_timelines(struct hapt_svg *svg, const struct picture_timeline *timeline, int count,
                        const struct picture_windows *windows)
 {
@@ -288,7 +303,7 @@ void picture_timelines(struct hapt_svg *svg, const struct picture_timeline *time
         "A lane for each submesh, from the first stage to the last. Each box is a pass of one microbatch, with "
         "its number. Gaps are idle time.");
     for (size_t k = 0; k < sizeof legend / sizeof *legend; k++)
-        at += picture_legend(svg, at, 16, legend[k][0], legend[k][1]);
+        if (k != 2 || has_weights(timeline)) at += picture_legend(svg, at, 16, legend[k][0], legend[k][1]);
     double y = 28;
     for (int t = 0; t < count; t++) {
         char text[96], time[32];

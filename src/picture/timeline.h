@@ -32,13 +32,17 @@ enum hapt_status picture_timeline_measure(const struct hapt_plan *plan, const st
 
 /* The shown parts of a step: the whole one, or three of equal length: its begin, a part of its middle, its end. */
 struct picture_windows {
-    int count; /* 1 or 3 */
-    double length_s;
+    int count;        /* 1 or 3 */
+    double share;     /* length of a window, of longest_s, or with own_scales of the timeline's step */
+    double longest_s; /* of all timelines */
+    bool own_scales;  /* the steps differ too much for one scale: each timeline has one of its own */
 };
+/* Length of each window of a timeline. */
+double picture_window_s(const struct picture_windows *windows, const struct picture_timeline *timeline);
 /* Chooses the windows so that passes stay visible and the file small. The same for all timelines of a page. */
 struct picture_windows picture_timeline_windows(const struct hapt_plan *plan, const struct picture_timeline *timeline,
                                                 int count);
-/* Draws the timelines below each other, on one scale. */
+/* Draws the timelines below each other. */
 void picture_timelines(struct hapt_svg *svg, const struct picture_timeline *timeline, int count,
                        const struct picture_windows *windows);
 

@@ -223,11 +223,23 @@ static int find_lanes(int count, int lane[MOST_BOXES][MOST_BOXES])
     return lanes;
 }
 
-static void draw_boxes(struct hapt_svg *svg, const struct hapt_cluster *cluster, const char *const *note)
+static double lane_width(int lanes)
+{
+    return fmin(150, (PICTURE_WIDTH - LANE_X - 8.0) / (lanes > 0 ? lanes : 1));
+}
+
+/* The width that the boxes and their links take. */
+static double boxes_width(const struct hapt_cluster *cluster)
 {
     int lane[MOST_BOXES][MOST_BOXES];
     const int lanes = find_lanes(cluster->count, lane);
-    const double lane_px = fmin(150, (PICTURE_WIDTH - LANE_X - 8.0) / (lanes > 0 ? lanes : 1));
+    return lanes > 0 ? LANE_X + lanes * lane_width(lanes) + 8 : 2 * BOX_X + BOX_WIDTH;
+}
+
+static void draw_boxes(struct hapt_svg *svg, const struct hapt_cluster *cluster, const char *const *note)
+{
+    int lane[MOST_BOXES][MOST_BOXES];
+    const double lane_px = lane_width(find_lanes(cluster->count, lane));
     for (int i = 0; i < cluster->count; i++)
         for (int j = i + 1; j < cluster->count; j++)
             put_link(svg, cluster, i, j, LANE_X + lane[i][j] * lane_px + 6, lane_px);
@@ -274,30 +286,38 @@ static void draw_matrix(struct hapt_svg *svg, const struct hapt_cluster *cluster
     }
 }
 
+/* "4 subclusters, 1024 devices" */
+static void put_heading(struct hapt_svg *svg, const struct hapt_cluster *cluster, bool matrix)
+{
+    double low, high;
+    char text[160];
+    find_rates(cluster, &low, &high);
+    snprintf(text, sizeof text, "%d subcluster%s, %d device%s%s", cluster->count, cluster->count > 1 ? "s" : "",
+             cluster->rank_count, cluster->rank_count > 1 ? "s" : "",
+             !matrix && high > low ? "; a wider line has more bandwidth (logarithmic)" : "");
+    hapt_svg_label(svg, BOX_X, 22, PICTURE_WIDTH - 16, 13, "soft", "start", text);
+}
+
 void picture_topology_draw(struct hapt_svg *svg, const struct hapt_cluster *cluster, bool file, const char *const *note)
 {
     const bool matrix = cluster->count > MOST_BOXES;
     const double height = matrix ? TOP + 24 + cluster->count * MATRIX_ROW + 8
                                  : TOP + cluster->count * BOX_HEIGHT + (cluster->count - 1) * BOX_GAP + 12;
+    const double width = matrix ? PICTURE_WIDTH : boxes_width(cluster);
     static const char desc[] =
         "Subclusters of equal nodes with their devices, and the links between them with bandwidth "
         "in each direction and latency.";
-    char text[160];
     if (file)
-        hapt_svg_put(svg,
-                     "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %.0f\" width=\"%d\" height=\"%.0f\" "
-                     "role=\"img\" aria-labelledby=\"title desc\">\n<title id=\"title\">Cluster</title>\n"
-                     "<desc id=\"desc\">%s</desc>\n<style>%s.paper{fill:var(--paper)}</style>\n"
-                     "<rect class=\"paper\" width=\"%d\" height=\"%.0f\"/>\n",
-                     PICTURE_WIDTH, height, PICTURE_WIDTH, height, desc, picture_style, PICTURE_WIDTH, height);
+        hapt_svg_put(
+            svg,
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %.0f %.0f\" width=\"%.0f\" "
+            "height=\"%.0f\" role=\"img\" aria-labelledby=\"title desc\">\n<title id=\"title\">Cluster</title>\n"
+            "<desc id=\"desc\">%s</desc>\n<style>%s.paper{fill:var(--paper)}</style>\n"
+            "<rect class=\"paper\" width=\"%.0f\" height=\"%.0f\"/>\n",
+            width, height, width, height, desc, picture_style, width, height);
     else
         picture_open(svg, "topology", height, "Cluster", desc);
-    snprintf(text, sizeof text, "%d subcluster%s, %d device%s%s", cluster->count, cluster->count > 1 ? "s" : "",
-             cluster->rank_count, cluster->rank_count > 1 ? "s" : "",
-             cluster->count < 2 ? ""
-             : matrix           ? ""
-                                : "; a wider line has more bandwidth (logarithmic)");
-    hapt_svg_label(svg, BOX_X, 22, PICTURE_WIDTH - 16, 13, "soft", "start", text);
+    put_heading(svg, cluster, matrix);
     if (matrix)
         draw_matrix(svg, cluster, note);
     else
