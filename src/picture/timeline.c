@@ -4,9 +4,12 @@
 #include <math.h>
 #include <string.h>
 
-enum { LANE_LEFT = 196, TIMELINE_RIGHT = 20, WINDOW_GAP = 26, HEAD = 28, FOOT = 30 };
+enum { LANE_LEFT = 196, TIMELINE_RIGHT = 20, HEAD = 28, FOOT = 30 };
 enum { MOST_TASKS = 9000 /* drawn of a timeline: a page stays below some MB */ };
-#define LEAST_PASS_PX 2.5
+#define LEAST_PASS_PX 5.0
+/* Microbatches in a window, at least and at most: passes are visible, and the schedule's rhythm is. */
+#define WINDOW_LEAST 12.0
+#define WINDOW_MOST 46.0
 #define MOST_RATIO 4 /* of two steps on one scale */
 
 static const char *kind_class(enum hapt_instruction_kind kind)
@@ -134,11 +137,7 @@ enum hapt_status picture_timeline_measure(const struct hapt_plan *plan, const st
     return HAPT_OK;
 }
 
-static double plot_px(const struct picture_windows *windows)
-{
-    const double all = PICTURE_WIDTH - LANE_LEFT - TIMELINE_RIGHT;
-    return (all - (windows->count - 1) * WINDOW_GAP) / windows->count;
-}
+enum { PLOT_PX = PICTURE_WIDTH - LANE_LEFT - TIMELINE_RIGHT };
 
 static double longest_s(const struct picture_timeline *timeline, int count)
 {
@@ -147,22 +146,32 @@ static double longest_s(const struct picture_timeline *timeline, int count)
     return longest;
 }
 
-/* End of the last first forward pass, and the time from the first last backward pass to the end: filling and draining.
- */
+/* End of the last pass. */
+static double passes_end_s(const struct picture_timeline *timeline)
+{
+    double end_s = 0;
+    for (int l = 0; l < timeline->lane_count; l++)
+        for (int i = 0; i < timeline->lane[l].count; i++)
+            if (timeline->lane[l].task[i].microbatch >= 0) end_s = fmax(end_s, timeline->lane[l].task[i].end_s);
+    return end_s;
+}
+
+/* The longer of filling, up to the first backward pass of each submesh, and draining, from its last forward pass. */
 static double edge_s(const struct picture_timeline *timeline)
 {
+    const double end_s = passes_end_s(timeline);
     double fill_s = 0, drain_s = 0;
     for (int l = 0; l < timeline->lane_count; l++) {
         const struct picture_lane *lane = &timeline->lane[l];
-        double first_backward_s = timeline->total_s, last_forward_s = 0;
+        double first_backward_s = INFINITY, last_forward_s = 0;
         for (int i = 0; i < lane->count; i++) {
             if (lane->task[i].kind == HAPT_INSTRUCTION_BACKWARD)
                 first_backward_s = fmin(first_backward_s, lane->task[i].end_s);
             if (lane->task[i].kind == HAPT_INSTRUCTION_FORWARD)
                 last_forward_s = fmax(last_forward_s, lane->task[i].end_s);
         }
-        fill_s = fmax(fill_s, first_backward_s);
-        drain_s = fmax(drain_s, timeline->total_s - last_forward_s);
+        if (isfinite(first_backward_s)) fill_s = fmax(fill_s, first_backward_s);
+        drain_s = fmax(drain_s, end_s - last_forward_s);
     }
     return fmax(fill_s, drain_s);
 }
@@ -176,10 +185,10 @@ struct picture_windows picture_timeline_windows(const struct hapt_plan *plan, co
     struct picture_windows parts = whole;
     parts.count = 3;
     const double tasks = (double)plan->stage_count * plan->microbatches * (plan->split ? 3 : 2);
-    const double pass_px = plot_px(&whole) / (plan->microbatches * 2.0 + 2.0 * plan->stage_count);
+    const double pass_px = PLOT_PX / (plan->microbatches * 2.0 + 2.0 * plan->stage_count);
     if ((tasks <= MOST_TASKS && pass_px >= LEAST_PASS_PX) || !(first_s > 0)) return whole;
-    parts.share = fmin(1.1 * edge_s(&timeline[0]) / first_s, MOST_TASKS / tasks / parts.count);
-    parts.share = fmin(parts.share, plot_px(&parts) / LEAST_PASS_PX / (2.0 * plan->microbatches));
+    parts.share = fmax(1.3 * edge_s(&timeline[0]) / first_s, WINDOW_LEAST / plan->microbatches);
+    parts.share = fmin(parts.share, fmin(WINDOW_MOST / plan->microbatches, MOST_TASKS / tasks / parts.count));
     return parts.share * parts.count < 0.9 ? parts : whole;
 }
 
@@ -188,11 +197,13 @@ double picture_window_s(const struct picture_windows *windows, const struct pict
     return windows->share * (windows->own_scales ? timeline->total_s : windows->longest_s);
 }
 
-/* Begin of window k. */
+/* Begin of window k. The last one ends behind the last pass; what follows once per step may take much longer. */
 static double window_begin_s(const struct picture_windows *windows, const struct picture_timeline *timeline, int k)
 {
-    const double rest_s = fmax(0, timeline->total_s - picture_window_s(windows, timeline));
-    return windows->count == 1 ? 0 : rest_s * k / (windows->count - 1);
+    const double length_s = picture_window_s(windows, timeline);
+    if (windows->count == 1) return 0;
+    const double end_s = fmin(timeline->total_s, passes_end_s(timeline) + 0.25 * length_s);
+    return fmax(0, end_s - length_s) * k / (windows->count - 1);
 }
 
 static void put_task(struct hapt_svg *svg, const struct picture_timeline *timeline, const struct picture_task *task,
@@ -243,7 +254,7 @@ static double lane_height(const struct picture_timeline *timeline)
     return timeline->lane_count <= 8 ? 24 : timeline->lane_count <= 20 ? 18 : 14;
 }
 
-static double timeline_height(const struct picture_timeline *timeline)
+static double window_height(const struct picture_timeline *timeline)
 {
     return HEAD + timeline->lane_count * lane_height(timeline) + FOOT;
 }
@@ -257,12 +268,11 @@ static double unit_for_s(const struct picture_windows *windows, const struct pic
 static void put_window(struct hapt_svg *svg, const struct picture_timeline *timeline,
                        const struct picture_windows *windows, int k, double y)
 {
-    const double begin_s = window_begin_s(windows, timeline, k), px = plot_px(windows), pitch = lane_height(timeline);
-    const double left = LANE_LEFT + k * (px + WINDOW_GAP);
+    const double begin_s = window_begin_s(windows, timeline, k), pitch = lane_height(timeline);
     const struct picture_axis x = {.low = begin_s,
                                    .high = begin_s + picture_window_s(windows, timeline),
-                                   .from_px = left,
-                                   .to_px = left + px,
+                                   .from_px = LANE_LEFT,
+                                   .to_px = LANE_LEFT + PLOT_PX,
                                    .unit = PICTURE_SECONDS,
                                    .largest = unit_for_s(windows, timeline)};
     hapt_svg_put(svg, "<g class=\"window\" data-origin=\"%s\"", timeline->origin);
@@ -270,8 +280,8 @@ static void put_window(struct hapt_svg *svg, const struct picture_timeline *time
     hapt_svg_number(svg, "end-s", x.high);
     hapt_svg_put(svg, ">\n");
     put_time_axis(svg, &x, y, y + timeline->lane_count * pitch);
-    hapt_svg_put(svg, "<rect class=\"frame\" x=\"%.2f\" y=\"%.1f\" width=\"%.2f\" height=\"%.1f\"/>\n", left, y, px,
-                 timeline->lane_count * pitch);
+    hapt_svg_put(svg, "<rect class=\"frame\" x=\"%d\" y=\"%.1f\" width=\"%d\" height=\"%.1f\"/>\n", LANE_LEFT, y,
+                 PLOT_PX, timeline->lane_count * pitch);
     for (int l = 0; l < timeline->lane_count; l++)
         for (int i = 0; i < timeline->lane[l].count; i++) {
             const struct picture_task *task = &timeline->lane[l].task[i];
@@ -279,6 +289,20 @@ static void put_window(struct hapt_svg *svg, const struct picture_timeline *time
                 put_task(svg, timeline, task, &x, y + l * pitch + 1.5, pitch - 3);
         }
     hapt_svg_put(svg, "</g>\n");
+}
+
+static void put_lane_labels(struct hapt_svg *svg, const struct picture_windows *windows,
+                            const struct picture_timeline *timeline, double y)
+{
+    char text[32];
+    double factor;
+    snprintf(text, sizeof text, "time (%s)",
+             picture_unit_name(PICTURE_SECONDS, unit_for_s(windows, timeline), &factor));
+    for (int l = 0; l < timeline->lane_count; l++)
+        hapt_svg_label(svg, LANE_LEFT - 8, y + (l + 0.5) * lane_height(timeline) + 4, LANE_LEFT - 16, 11, "lane", "end",
+                       timeline->lane[l].label);
+    hapt_svg_label(svg, LANE_LEFT - 24, y + timeline->lane_count * lane_height(timeline) + 16, LANE_LEFT - 32, 11,
+                   "soft", "end", text);
 }
 
 static bool has_weights(const struct picture_timeline *timeline)
@@ -296,8 +320,9 @@ void picture_timelines(struct hapt_svg *svg, const struct picture_timeline *time
                                             {"backward", "backward"},
                                             {"weight", "gradients of parameters"},
                                             {"once", "once per step: sum of gradients, update"}};
+    static const char *const part[] = {"begin of the step", "middle of the step", "end of the passes"};
     double height = 28, at = LANE_LEFT;
-    for (int t = 0; t < count; t++) height += timeline_height(&timeline[t]);
+    for (int t = 0; t < count; t++) height += windows->count * window_height(&timeline[t]);
     picture_open(
         svg, "timeline", height, "Pipeline timeline of one step",
         "A lane for each submesh, from the first stage to the last. Each box is a pass of one microbatch, with "
@@ -305,19 +330,15 @@ void picture_timelines(struct hapt_svg *svg, const struct picture_timeline *time
     for (size_t k = 0; k < sizeof legend / sizeof *legend; k++)
         if (k != 2 || has_weights(timeline)) at += picture_legend(svg, at, 16, legend[k][0], legend[k][1]);
     double y = 28;
-    for (int t = 0; t < count; t++) {
-        char text[96], time[32];
-        double factor;
-        const char *unit = picture_unit_name(PICTURE_SECONDS, unit_for_s(windows, &timeline[t]), &factor);
-        snprintf(text, sizeof text, "%s: %s", timeline[t].origin, hapt_units_time(timeline[t].total_s, time));
-        hapt_svg_label(svg, 8, y + 18, LANE_LEFT - 8, 13, "strong", "start", text);
-        snprintf(text, sizeof text, "time (%s)", unit);
-        for (int l = 0; l < timeline[t].lane_count; l++)
-            hapt_svg_label(svg, LANE_LEFT - 8, y + HEAD + (l + 0.5) * lane_height(&timeline[t]) + 4, LANE_LEFT - 16, 11,
-                           "lane", "end", timeline[t].lane[l].label);
-        for (int k = 0; k < windows->count; k++) put_window(svg, &timeline[t], windows, k, y + HEAD);
-        y += timeline_height(&timeline[t]);
-        hapt_svg_label(svg, LANE_LEFT - 8, y - FOOT + 16, LANE_LEFT - 16, 11, "soft", "end", text);
-    }
+    for (int w = 0; w < windows->count; w++) /* the same window of all timelines, below each other */
+        for (int t = 0; t < count; t++) {
+            char text[160], time[32];
+            snprintf(text, sizeof text, "%s: %s%s%s", timeline[t].origin, hapt_units_time(timeline[t].total_s, time),
+                     windows->count > 1 ? ", " : "", windows->count > 1 ? part[w] : "");
+            hapt_svg_label(svg, 8, y + 18, PICTURE_WIDTH - 16, 13, "strong", "start", text);
+            put_lane_labels(svg, windows, &timeline[t], y + HEAD);
+            put_window(svg, &timeline[t], windows, w, y + HEAD);
+            y += window_height(&timeline[t]);
+        }
     picture_close(svg);
 }
