@@ -11,6 +11,7 @@ const char picture_style[] =
     "svg text{fill:var(--ink)}svg text.soft{fill:var(--soft)}svg text.strong{font-weight:600}\n"
     "svg text.on-forward{fill:var(--on-light)}svg text.on-backward,svg text.on-weight{fill:var(--on-dark)}\n"
     ".grid{stroke:var(--line);stroke-width:1}.frame{fill:none;stroke:var(--line)}.axis{stroke:var(--soft)}\n"
+    ".task{stroke:var(--paper);stroke-width:.6}\n"
     ".forward,.activations,.plain{fill:var(--forward)}.backward,.parameters,.best{fill:var(--backward)}\n"
     ".weight,.waiting{fill:var(--weight)}.once,.measured{fill:var(--paper);stroke:var(--ink);stroke-width:1}\n"
     ".limit{stroke:var(--limit);stroke-width:2;fill:none}\n"

@@ -1,7 +1,7 @@
 """Checks of pages and pictures. usage: pictures.py WHAT ARGUMENTS...; called by pictures.sh.
 
 run PAGE RUN.h5 REPORT.json      plan PAGE PLAN.h5 PLAN.json COMPARE.json WHAT-IF.json      windows PAGE PLAN.h5      cluster SVG CLUSTER.json
-hostile CLUSTER.json RUN.h5 NEW.h5, large PROFILE.h5 STAGES: make inputs      hostile_page PAGE      look PAGE PNG: in $BROWSER"""
+hostile CLUSTER.json RUN.h5 NEW.h5, large PROFILE.h5 STAGES COUNT: make inputs      hostile_page PAGE      look PAGE PNG: in $BROWSER"""
 import html.parser
 import importlib.util
 import json
@@ -256,7 +256,7 @@ def windows(path, plan_path):
     assert spans[2][0] < passes_end_s <= spans[2][1] and {int(t["data-microbatch"]) for t in page.of_class("task")} >= {0, 1023}
     assert "three windows" in page.text() and os.path.getsize(path) < 8e6
     stages = {int(t["data-stage"]) for t in page.of_class("task")}
-    assert stages == set(range(40)), stages
+    assert stages == set(range(len(page.of_class("stage", "li")))), stages
 
 
 def cluster(path, cluster_path):
@@ -295,18 +295,19 @@ def hostile_page(path):
     read_page(path)
 
 
-def large(path, stages_path):
-    """40 stages on 40 devices, by the writer of jobs/case-study.py."""
+def large(path, stages_path, count):
+    """`count` stages on as many devices, by the writer of jobs/case-study.py."""
+    import h5py
     spec = importlib.util.spec_from_file_location("case_study", os.path.join(os.path.dirname(__file__), "../../jobs/case-study.py"))
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    module.write_profile(path, [("old", 20, 1, 1e14), ("new", 20, 1, 2e14)], 40, 1e13, 0.01)
-    import h5py
+    half = int(count) // 2
+    module.write_profile(path, [("old", half, 1, 1e14), ("new", half, 1, 2e14)], 2 * half, 1e13, 0.01)
     with h5py.File(path, "r+") as file:
         for c in range(2):
             file["cluster_%d/parameter_bytes" % c][...] += 1e11 * (c + 1)
             file["cluster_%d/activation_bytes" % c][...] += 2e9
-    open(stages_path, "w").write(",".join("%d-%d@%s:1x1" % (i, i + 1, "old" if i < 20 else "new") for i in range(40)))
+    open(stages_path, "w").write(",".join("%d-%d@%s:1x1" % (i, i + 1, "old" if i < half else "new") for i in range(2 * half)))
 
 
 LOOK = """<script>
