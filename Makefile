@@ -246,7 +246,7 @@ check-hold: $(BUILD)/hapt
 	$(Q)tests/hold/run $(or $(BASE),$(error say BASE=COMMIT))
 
 check-long:
-	$(Q)SUDO='$(SUDO)' jobs/setup-debian.sh judge $(DEPS)
+	$(Q)SUDO='$(SUDO)' jobs/setup-debian.sh judge pictures $(DEPS)
 	$(Q)$(MAKE) --no-print-directory all tests
 	$(Q)HAPT_LONG=1 HAPT_TEST_SECONDS=7200 tests/run $(BUILD) '$(TESTS)'
 

@@ -5,21 +5,23 @@
 #   jobs/setup-debian.sh judge     also SimGrid, which replays the simulator's instruction lists (make judge; 13 MB)
 #   jobs/setup-debian.sh style     also the formatter, for `make format-check`
 #   jobs/setup-debian.sh lab       also Slurm and tc (link shaping), for the tests on a cluster of network namespaces (tests/lab)
+#   jobs/setup-debian.sh pictures  also Chromium, in which tests look at pages and pictures (hapt report --html)
 # It checks whether each item works, whatever installed it. If all are present, it is quick and changes nothing.
 # As root it installs. For other users it prints the command; SUDO=sudo (also: make deps SUDO=sudo) runs it. Nothing else calls sudo.
 # Exit code 3: a package that hapt needs to be built or run is missing.
 set -euo pipefail
 
-bench=no judge=no lab=no style=no
+bench=no judge=no lab=no pictures=no style=no
 for group in "$@"; do
     case $group in
     bench) bench=yes ;;
     judge) judge=yes ;;
     lab) lab=yes ;;
+    pictures) pictures=yes ;;
     style) style=yes ;;
     *)
         echo "setup-debian: error: unknown group $group" >&2
-        echo "hint: the groups are bench, judge, lab and style" >&2
+        echo "hint: the groups are bench, judge, lab, pictures and style" >&2
         exit 2
         ;;
     esac
@@ -76,6 +78,9 @@ if [ $lab = yes ]; then
     want iproute2 program tc
     want munge program munged
     want slurm-wlm program slurmctld
+fi
+if [ $pictures = yes ]; then
+    want chromium eval 'program chromium || program chromium-browser || program google-chrome'
 fi
 [ ${#missing[@]} -gt 0 ] || exit 0
 

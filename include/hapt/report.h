@@ -39,6 +39,8 @@ struct hapt_report_warning {
 
 struct hapt_report {
     const struct hapt_plan *plan;
+    const struct hapt_cluster *cluster;      /* unbound */
+    const char *model;                       /* its file's name and its family; NULL: an older file without it */
     int64_t steps, first_step;               /* total done; first step of this run */
     double first_loss, last_loss, mean_loss; /* mean_loss is over the last loss_window steps */
     int loss_window;
@@ -67,6 +69,17 @@ enum hapt_status hapt_report_build(const struct hapt_run *run, struct hapt_arena
 enum hapt_status hapt_report_load(const char *path, struct hapt_arena *arena, struct hapt_report **report);
 /* Prints hosts with their ranks, and versions. Rank 0 prints. */
 void hapt_report_print_environment(const struct hapt_env *env, const struct hapt_report *report);
+/* The events that a run kept, in order of ranks. */
+struct hapt_report_trace {
+    int64_t count;
+    int64_t *rank, *stage, *step, *microbatch; /* [count]; microbatch -1: none */
+    double *begin_s, *end_s;                   /* [count] finite; from the first event */
+    const char **kind;                         /* [count] "forward", "update", ...: printable ASCII */
+    double exchange_bytes;                     /* of tied gradients, in each direction; 0: unknown or none */
+};
+/* Reads /trace of a run file; *trace NULL: it has none. Rank-local. */
+enum hapt_status hapt_report_trace_load(const char *run_path, struct hapt_arena *arena,
+                                        struct hapt_report_trace **trace);
 /* Writes /trace of a run file as Chrome trace events, for Perfetto: one process per stage, one thread per rank,
  * and one for each kind of copies and updates of offloaded data. Call on one rank. */
 enum hapt_status hapt_report_trace(const char *run_path, const char *path);

@@ -48,10 +48,20 @@ static bool is_json_with(const char *path, const char *key)
     return found;
 }
 
+static bool begins_with(const char *path, const char *text)
+{
+    char read[128] = "";
+    FILE *file = fopen(path, "r");
+    const size_t count = file ? fread(read, 1, sizeof read - 1, file) : 0;
+    if (file) fclose(file);
+    return count >= strlen(text) && memcmp(read, text, strlen(text)) == 0;
+}
+
 /* False for damaged files and files without a format. */
 static bool is_kind(const char *path, const struct hapt_output *output)
 {
     char format[64] = "";
+    if (output->begins) return begins_with(path, output->begins);
     if (!output->format) return is_json_with(path, output->key);
     const enum hapt_status status = hapt_h5_peek_text(path, NULL, 0, true, "format", format, sizeof format);
     hapt_fail_reset();
@@ -79,9 +89,10 @@ static enum hapt_status check_existing(const struct hapt_config *config, const c
     if (overwrite || about.st_size == 0 || is_kind(path, output)) return HAPT_OK;
     return hapt_fail(HAPT_ERR_USAGE, "give another name, or --overwrite yes to replace it",
                      "--%s %s exists and is not %s", option, path,
-                     output->format ? output->format
-                     : output->kind ? output->kind
-                                    : "such a file");
+                     output->format   ? output->format
+                     : output->begins ? "a picture of hapt"
+                     : output->kind   ? output->kind
+                                      : "such a file");
 }
 
 enum hapt_status hapt_outputs_try_parent(const char *option, const char *path)

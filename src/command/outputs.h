@@ -16,7 +16,8 @@ struct hapt_output {
     const char *option; /* names the file; if it is not given, nothing is checked */
     const char *format; /* format of an HDF5 file; NULL: the file is a JSON object with the member `key` */
     const char *key;
-    const char *kind; /* what such a JSON file is, for messages: "a timeline" */
+    const char *kind;   /* what such a JSON file is, for messages: "a timeline" */
+    const char *begins; /* given: an existing file of the same kind begins so, whatever the other members say */
 };
 
 /* Collective over env->world: rank 0 checks, all ranks agree. */

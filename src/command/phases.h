@@ -163,6 +163,11 @@ enum hapt_status hapt_phase_plan_override(const struct hapt_config *config, stru
 enum hapt_status hapt_phase_plan_given(struct hapt_env *env, struct hapt_config *config, const struct hapt_model *model,
                                        const struct hapt_checkpoint *checkpoint, struct hapt_arena *arena,
                                        struct hapt_plan **plan);
+/* The rows of hapt plan --compare, in `arena`, and the microbatches of their steps. */
+enum hapt_status hapt_plan_compare_rows(struct hapt_env *env, struct hapt_config *config,
+                                        const struct hapt_profile *profile, const struct hapt_layers *layers,
+                                        struct hapt_arena *arena, struct hapt_compare_row **rows, int *count,
+                                        int *microbatches);
 /* hapt plan --compare: prints the table of strategies and ablations. */
 enum hapt_status hapt_plan_compare_print(struct hapt_env *env, struct hapt_config *config,
                                          const struct hapt_profile *profile, const struct hapt_layers *layers,

@@ -1,6 +1,7 @@
 /* hapt plan: finds the best plan of a profile, or of a model on a cluster. */
 #include "emit.h"
 #include "fix.h"
+#include "hapt/picture.h"
 #include "outputs.h"
 #include "plan_explain.h"
 #include "strategy_preset.h"
@@ -124,6 +125,11 @@ const char hapt_command_plan_help[] =
     "shares most layers with the other) and their changes (= none, ~ some, - removed, + new), and the layers that\n"
     "run in another subcluster. JSON: format hapt-plan-diff with stages, moved, a and b.\n"
     "\n"
+    "--html out.html writes a page without outside references: the predicted timeline of a step, the memory of each\n"
+    "stage, the cluster, the plan's rivals (as --compare), the step over the bandwidth of the links with its knee (or\n"
+    "the sweeps of --what-if), and the plan in words. Attributes data-* hold its numbers. Rivals and sweep take about\n"
+    "ten times as long as the plan. Plans by --strategy and ablations have neither.\n"
+    "\n"
     "--emit simgrid|chakra writes the plan's instruction lists as traces for another simulator, to the folder\n"
     "--output, instead of a plan file (hapt help simulate describes the files; it emits an existing plan).\n"
     "--emit torchtitan|megatron|deepspeed writes TRAINER.json for another trainer: settings (the modules of each\n"
@@ -219,7 +225,8 @@ static enum hapt_status check_options(struct hapt_config *config, struct hapt_ar
     if (hapt_config_bool(config, "compare"))
         return hapt_phase_refuse_unused(
             config, "--compare covers all strategies and schedules, and writes no plan",
-            "strategy schedule stages granularity ignore-communication emit output explain what-if split-backward");
+            "strategy schedule stages granularity ignore-communication emit output html explain what-if "
+            "split-backward");
     if (!path && hapt_config_text(config, "run") && hapt_config_text(config, "what-if"))
         return hapt_fail(HAPT_ERR_USAGE, "give --profile P.h5 instead of --input, or leave out one of them",
                          "--what-if predicts new profiles, but --run corrects only the first one");
@@ -255,7 +262,7 @@ static enum hapt_status correct(struct hapt_env *env, const struct hapt_config *
 static enum hapt_status answer(struct hapt_env *env, struct hapt_config *config, const struct hapt_profile *profile,
                                const struct hapt_prediction_inputs *inputs,
                                const struct hapt_prediction_inputs *what_if_inputs, const struct hapt_plan *plan,
-                               struct hapt_arena *arena, json_t *extra)
+                               struct hapt_arena *arena, json_t *extra, struct hapt_plan_sweeps *sweeps)
 {
     enum hapt_status status = HAPT_OK;
     if (hapt_phase_explains(config)) {
@@ -263,7 +270,8 @@ static enum hapt_status answer(struct hapt_env *env, struct hapt_config *config,
         HAPT_TRY(hapt_plan_programs(env, config, inputs, plan, arena, extra));
     }
     if (hapt_config_text(config, "what-if"))
-        HAPT_TRY(hapt_plan_what_if(env, config, profile, what_if_inputs, arena, extra));
+        HAPT_TRY(hapt_plan_sweep(env, config, hapt_config_text(config, "what-if"), profile, what_if_inputs, arena,
+                                 extra, sweeps));
     if (env->world_rank == 0 && env->quiet) status = hapt_plan_print_json(plan, extra);
     return hapt_env_agree(env->world, status);
 }
@@ -309,12 +317,13 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
 {
     struct hapt_planning planning = {0};
     struct hapt_prediction_inputs inputs, what_if;
+    struct hapt_plan_sweeps sweeps = {0};
+    const struct hapt_output outputs[] = {{.option = "html", .begins = HAPT_PICTURE_PAGE_HEAD},
+                                          {.option = "output", .format = "hapt-plan"}};
     bool done = false;
     HAPT_TRY(hapt_env_agree(env->world, check_options(config, arena)));
-    if (hapt_emit_asked(config))
-        HAPT_TRY(hapt_emit_check(env, config));
-    else
-        HAPT_TRY(hapt_outputs_check(env, config, 1, &(struct hapt_output){.option = "output", .format = "hapt-plan"}));
+    if (hapt_emit_asked(config)) HAPT_TRY(hapt_emit_check(env, config));
+    HAPT_TRY(hapt_outputs_check(env, config, hapt_emit_asked(config) ? 1 : 2, outputs));
     if (hapt_config_bool(config, "diff")) return hapt_plan_diff_print(env, config, arena);
     HAPT_TRY(get_inputs(env, config, arena, &planning));
     const bool one_profile = hapt_config_bool(config, "compare") || hapt_config_text(config, "run");
@@ -329,7 +338,8 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
                                       arena, extra));
     HAPT_TRY(save(env, config, planning.profile, planning.model, planning.plan));
     describe(config, &planning, &inputs, &what_if);
-    return answer(env, config, planning.profile, &inputs, &what_if, planning.plan, arena, extra);
+    HAPT_TRY(answer(env, config, planning.profile, &inputs, &what_if, planning.plan, arena, extra, &sweeps));
+    return hapt_plan_html(env, config, &planning, &what_if, &sweeps, arena);
 }
 
 enum hapt_status hapt_command_plan(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)

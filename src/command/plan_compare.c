@@ -97,21 +97,30 @@ static enum hapt_status print_json(const struct hapt_compare_row *row, int count
     return hapt_json_print(object, "the comparison's", 2);
 }
 
+enum hapt_status hapt_plan_compare_rows(struct hapt_env *env, struct hapt_config *config,
+                                        const struct hapt_profile *profile, const struct hapt_layers *layers,
+                                        struct hapt_arena *arena, struct hapt_compare_row **rows, int *count,
+                                        int *microbatches)
+{
+    struct hapt_strategy_options options;
+    HAPT_TRY(hapt_env_agree(env->world, hapt_phase_strategy(config, profile, layers, arena, &options)));
+    struct hapt_progress progress;
+    hapt_progress_init(&progress, env, "comparing", 0);
+    const enum hapt_status compared = hapt_plan_compare(env->world, profile, &options, arena, rows, count);
+    hapt_progress_release(&progress);
+    *microbatches = options.search.microbatches;
+    return compared;
+}
+
 enum hapt_status hapt_plan_compare_print(struct hapt_env *env, struct hapt_config *config,
                                          const struct hapt_profile *profile, const struct hapt_layers *layers,
                                          struct hapt_arena *arena)
 {
-    struct hapt_strategy_options options;
     struct hapt_compare_row *rows;
-    int count;
-    HAPT_TRY(hapt_env_agree(env->world, hapt_phase_strategy(config, profile, layers, arena, &options)));
-    struct hapt_progress progress;
-    hapt_progress_init(&progress, env, "comparing", 0);
-    const enum hapt_status compared = hapt_plan_compare(env->world, profile, &options, arena, &rows, &count);
-    hapt_progress_release(&progress);
-    HAPT_TRY(compared);
+    int count, microbatches;
+    HAPT_TRY(hapt_plan_compare_rows(env, config, profile, layers, arena, &rows, &count, &microbatches));
     enum hapt_status status = HAPT_OK;
-    print_rows(env, rows, count, options.search.microbatches);
-    if (env->world_rank == 0 && env->quiet) status = print_json(rows, count, options.search.microbatches);
+    print_rows(env, rows, count, microbatches);
+    if (env->world_rank == 0 && env->quiet) status = print_json(rows, count, microbatches);
     return hapt_env_agree(env->world, status);
 }

@@ -5,6 +5,7 @@
 
 #include <jansson.h>
 
+#include "hapt/sweep.h"
 #include "phases.h"
 
 /* HAPT_ERR_USAGE if --explain or --what-if does not fit the strategy, or a sweep cannot be parsed. Rank-local. */
@@ -33,10 +34,21 @@ enum hapt_status hapt_plan_programs(const struct hapt_env *env, const struct hap
 enum hapt_status hapt_plan_what_if_check(const struct hapt_env *env, const struct hapt_config *config,
                                          const struct hapt_profile *profile,
                                          const struct hapt_prediction_inputs *inputs, struct hapt_arena *arena);
-/* Runs the sweeps of --what-if and prints them as tables; extra: "what_if". Collective over env->world. */
-enum hapt_status hapt_plan_what_if(const struct hapt_env *env, const struct hapt_config *config,
-                                   const struct hapt_profile *profile, const struct hapt_prediction_inputs *inputs,
-                                   struct hapt_arena *arena, json_t *extra);
+struct hapt_plan_sweeps {
+    int count;
+    struct hapt_sweep **sweep; /* [count] */
+};
+/* Runs the sweeps of `text`, in the syntax of --what-if, and adds them to *sweeps, all zero before. `extra`: also
+ * prints them as tables, and adds "what_if"; NULL: does not. Collective over env->world. */
+enum hapt_status hapt_plan_sweep(const struct hapt_env *env, const struct hapt_config *config, const char *text,
+                                 const struct hapt_profile *profile, const struct hapt_prediction_inputs *inputs,
+                                 struct hapt_arena *arena, json_t *extra, struct hapt_plan_sweeps *sweeps);
+
+/* Writes --html, if given: computes the plan's rivals, and the sweep of the links between subclusters unless `sweeps`
+ * has some. Collective over env->world. */
+enum hapt_status hapt_plan_html(struct hapt_env *env, struct hapt_config *config, const struct hapt_planning *planning,
+                                const struct hapt_prediction_inputs *inputs, const struct hapt_plan_sweeps *sweeps,
+                                struct hapt_arena *arena);
 /* x / y; 1 if x equals y, because both may be 0 (a profile may have zero times) or infinite. */
 double hapt_plan_ratio(double x, double y);
 /* A JSON number; null for infinity and NaN, which JSON lacks. */

@@ -213,9 +213,9 @@ enum hapt_status hapt_plan_what_if_check(const struct hapt_env *env, const struc
     return hapt_env_agree(env->world, check(config, profile, inputs, arena));
 }
 
-enum hapt_status hapt_plan_what_if(const struct hapt_env *env, const struct hapt_config *config,
-                                   const struct hapt_profile *profile, const struct hapt_prediction_inputs *inputs,
-                                   struct hapt_arena *arena, json_t *extra)
+enum hapt_status hapt_plan_sweep(const struct hapt_env *env, const struct hapt_config *config, const char *text,
+                                 const struct hapt_profile *profile, const struct hapt_prediction_inputs *inputs,
+                                 struct hapt_arena *arena, json_t *extra, struct hapt_plan_sweeps *sweeps)
 {
     struct hapt_strategy_options options;
     struct hapt_sweep_range *range;
@@ -223,11 +223,16 @@ enum hapt_status hapt_plan_what_if(const struct hapt_env *env, const struct hapt
         .env = env, .config = config, .inputs = inputs, .newest_shared = hapt_shared_newest()};
     int count = 0;
     const char *path = hapt_config_text(config, "efficiency");
-    enum hapt_status status = hapt_sweep_parse(hapt_config_text(config, "what-if"), arena, &range, &count);
+    enum hapt_status status = hapt_sweep_parse(text, arena, &range, &count);
     if (status == HAPT_OK) status = hapt_phase_strategy(config, profile, NULL, arena, &options);
     if (status == HAPT_OK && inputs->cluster && path)
         status = hapt_efficiency_load(path, arena, &prediction.efficiency);
+    if (status == HAPT_OK) {
+        sweeps->sweep = hapt_arena_alloc(arena, (size_t)count, sizeof *sweeps->sweep);
+        status = sweeps->sweep ? HAPT_OK : HAPT_ERR_MEMORY;
+    }
     HAPT_TRY(hapt_env_agree(env->world, status));
+    options.search.any_loops = false; /* a sweep searches plans without loops */
     const struct hapt_sweep_question question = {.profile = profile,
                                                  .options = &options.search,
                                                  .stages = hapt_config_text(config, "stages"),
@@ -236,6 +241,8 @@ enum hapt_status hapt_plan_what_if(const struct hapt_env *env, const struct hapt
     for (int i = 0; i < count; i++) {
         struct hapt_sweep *sweep;
         HAPT_TRY(hapt_sweep_run(env, &question, &range[i], arena, &sweep));
+        sweeps->sweep[sweeps->count++] = sweep;
+        if (!extra) continue;
         print_points(env, sweep);
         print_knee(env, sweep);
         HAPT_TRY(hapt_env_agree(env->world, add_object(env, sweep, extra)));

@@ -5,6 +5,7 @@
 #include "hapt/device.h"
 #include "hapt/host.h"
 #include "hapt/link.h"
+#include "hapt/picture.h"
 #include "hapt/progress.h"
 #include "outputs.h"
 #include "phases.h"
@@ -13,7 +14,8 @@ const char hapt_command_topology_help[] =
     "Without --cluster the hosts of all ranks are discovered. Hosts with equal devices, memory and rank count form\n"
     "one subcluster, or one for each kind of GPU that their ranks drive (rank r of a host drives GPU r). With\n"
     "--cluster the file is shown: if there are enough ranks, bound to them and with missing link values measured;\n"
-    "else as a plan on paper with assumed values. --json prints a cluster file, --output writes HDF5.\n"
+    "else as a plan on paper with assumed values. --json prints a cluster file, --output writes HDF5, --svg a "
+    "picture.\n"
     "For a GPU it shows the hardware threads near it, on which its rank runs (--bind), and the nearest network\n"
     "interfaces. Ranks on CPUs share the NUMA nodes of their host (--bind) if the ranks divide evenly over them.\n"
     "HWLOC_XMLFILE and HWLOC_SYNTHETIC fake the discovered topology (HWLOC_THISSYSTEM=1: this machine has it).\n"
@@ -225,7 +227,9 @@ static enum hapt_status probe_links(struct hapt_env *env, struct hapt_arena *are
 enum hapt_status hapt_command_topology(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
 {
     struct hapt_cluster *cluster;
-    HAPT_TRY(hapt_outputs_check(env, config, 1, &(struct hapt_output){.option = "output", .format = "hapt-topology"}));
+    const struct hapt_output outputs[] = {{.option = "output", .format = "hapt-topology"},
+                                          {.option = "svg", .begins = HAPT_PICTURE_SVG_HEAD}};
+    HAPT_TRY(hapt_outputs_check(env, config, 2, outputs));
     if (!hapt_config_text(config, "cluster")) {
         struct hapt_hosts *hosts;
         HAPT_TRY(hapt_env_agree(env->world, hapt_hosts_gather(env, arena, &hosts)));
@@ -247,5 +251,7 @@ enum hapt_status hapt_command_topology(struct hapt_env *env, struct hapt_config 
     if (env->world_rank == 0 && env->quiet) status = hapt_cluster_print_json(cluster);
     if (env->world_rank == 0 && status == HAPT_OK && hapt_config_text(config, "output"))
         status = write_file(hapt_config_text(config, "output"), cluster);
+    if (env->world_rank == 0 && status == HAPT_OK && hapt_config_text(config, "svg"))
+        status = hapt_picture_save_cluster(cluster, hapt_config_text(config, "svg"));
     return hapt_env_agree(env->world, status);
 }

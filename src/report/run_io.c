@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "hapt/report.h"
+#include "hapt/text.h"
 
 enum { VERSION = 1, LOSS_WINDOW = 20 };
 
@@ -35,6 +36,20 @@ static enum hapt_status write_settings(struct hapt_h5 *file, const struct hapt_c
     return hapt_h5_write_strings(file, "/settings/value", settings.count, value);
 }
 
+/* "gpt.h5 (gpt)" */
+static enum hapt_status write_model_name(struct hapt_h5 *file, const struct hapt_model *model)
+{
+    char text[320];
+    const char *slash = model->path ? strrchr(model->path, '/') : NULL;
+    snprintf(text, sizeof text, "%.255s%s%.40s%s",
+             slash         ? slash + 1
+             : model->path ? model->path
+                           : "",
+             model->path ? " (" : "", model->family, model->path ? ")" : "");
+    hapt_text_make_printable(text, false);
+    return hapt_h5_write_attribute_text(file, "/settings", "model", text);
+}
+
 static double flops_per_item(const struct hapt_model *model)
 {
     return hapt_model_flops(model) / (double)hapt_model_items(model);
@@ -47,6 +62,7 @@ static enum hapt_status write_run(struct hapt_h5 *file, const struct hapt_run *r
     if (run->profile) HAPT_TRY(hapt_profile_write(file, "/profile", run->profile));
     HAPT_TRY(hapt_plan_write(file, "/plan", run->plan));
     HAPT_TRY(write_settings(file, run->config));
+    HAPT_TRY(write_model_name(file, run->model));
     HAPT_TRY(hapt_environment_write(file, run->result->rank_count, run->result->environment));
     HAPT_TRY(hapt_train_write(file, run->result));
     HAPT_TRY(hapt_train_write_trace(file, run->result));
@@ -116,6 +132,7 @@ enum hapt_status hapt_report_build(const struct hapt_run *run, struct hapt_arena
     struct hapt_report *report;
     HAPT_NEW(report, arena, 1);
     *report = (struct hapt_report){.plan = run->plan,
+                                   .cluster = run->cluster,
                                    .steps = train->history.count,
                                    .validation_count = train->history.validation_count,
                                    .validation = train->history.validation,
@@ -227,6 +244,11 @@ enum hapt_status hapt_report_load(const char *path, struct hapt_arena *arena, st
     HAPT_TRY(hapt_h5_open(path, "hapt-run", VERSION, false, &file));
     enum hapt_status status = hapt_plan_read(file, "/plan", arena, &plan);
     report->plan = plan;
+    struct hapt_cluster *cluster = NULL;
+    if (status == HAPT_OK) status = hapt_cluster_read(file, "/topology", arena, &cluster);
+    report->cluster = cluster;
+    if (status == HAPT_OK && hapt_h5_has_attribute(file, "/settings", "model"))
+        status = hapt_h5_read_attribute_text(file, "/settings", "model", arena, &report->model);
     if (status == HAPT_OK) status = read_train(file, report, arena);
     struct hapt_history history = {0};
     if (status == HAPT_OK) status = hapt_validation_read(file, "/train", report->steps, arena, &history);

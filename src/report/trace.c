@@ -17,14 +17,6 @@
 static const char *const beside[] = {"copy to device", "copy to host", "host update"};
 enum { BESIDE = sizeof beside / sizeof *beside, MOST_RANKS = 10000000 };
 
-struct columns {
-    int64_t count;
-    int64_t *rank, *stage, *step, *microbatch;
-    double *begin_s, *end_s;
-    const char **kind;
-    double exchange_bytes; /* of tied gradients, in each direction; 0: unknown or none */
-};
-
 /* Trace viewers require UTF-8; kinds of events are printable ASCII. */
 static bool is_plain(const char *text)
 {
@@ -32,7 +24,7 @@ static bool is_plain(const char *text)
     return !*text;
 }
 
-static enum hapt_status read_columns(struct hapt_h5 *file, struct hapt_arena *arena, struct columns *columns)
+static enum hapt_status read_columns(struct hapt_h5 *file, struct hapt_arena *arena, struct hapt_report_trace *columns)
 {
     int64_t shape[1] = {-1};
     const struct {
@@ -45,9 +37,6 @@ static enum hapt_status read_columns(struct hapt_h5 *file, struct hapt_arena *ar
                 {"/trace/microbatch", HAPT_H5_I64, (void **)&columns->microbatch},
                 {"/trace/begin", HAPT_H5_F64, (void **)&columns->begin_s},
                 {"/trace/end", HAPT_H5_F64, (void **)&columns->end_s}};
-    if (!hapt_h5_exists(file, "/trace/begin"))
-        return hapt_fail(HAPT_ERR_INPUT, "run it with --trace 1, which keeps the timeline of the last step",
-                         "%s holds no timeline", hapt_h5_path(file));
     for (size_t i = 0; i < sizeof part / sizeof *part; i++)
         HAPT_TRY(hapt_h5_read(file, part[i].name, part[i].type, 1, shape, MAX_EVENTS, arena, part[i].to));
     HAPT_TRY(hapt_h5_read_strings(file, "/trace/kind", MAX_EVENTS, arena, &columns->count, &columns->kind));
@@ -72,14 +61,14 @@ static int track_of(const char *kind)
     return -1;
 }
 
-static int64_t thread_of(const struct columns *columns, int64_t i)
+static int64_t thread_of(const struct hapt_report_trace *columns, int64_t i)
 {
     const int track = track_of(columns->kind[i]);
     return track < 0 ? columns->rank[i] : (int64_t)MOST_RANKS + BESIDE * columns->rank[i] + track;
 }
 
 /* Messages become instant events; instructions become events with a duration. */
-static json_t *event_of(const struct columns *columns, int64_t i)
+static json_t *event_of(const struct hapt_report_trace *columns, int64_t i)
 {
     char text[80];
     const char *kind = columns->kind[i];
@@ -109,7 +98,7 @@ static json_t *name_of_stage(int64_t stage)
 }
 
 /* The name of its track, for an event beside the instructions. */
-static json_t *name_of_track(const struct columns *columns, int64_t i)
+static json_t *name_of_track(const struct hapt_report_trace *columns, int64_t i)
 {
     char text[80];
     snprintf(text, sizeof text, "rank %lld: %s", (long long)columns->rank[i], beside[track_of(columns->kind[i])]);
@@ -117,7 +106,7 @@ static json_t *name_of_track(const struct columns *columns, int64_t i)
                      (json_int_t)columns->stage[i], "tid", (json_int_t)thread_of(columns, i), "args", "name", text);
 }
 
-static json_t *all_events(const struct columns *columns)
+static json_t *all_events(const struct hapt_report_trace *columns)
 {
     json_t *events = json_array();
     int64_t stages = 0, last_rank = -1;
@@ -159,16 +148,32 @@ static enum hapt_status write_events(const json_t *root, const char *path, struc
                      strerror(error));
 }
 
-enum hapt_status hapt_report_trace(const char *run_path, const char *path)
+enum hapt_status hapt_report_trace_load(const char *run_path, struct hapt_arena *arena,
+                                        struct hapt_report_trace **trace)
 {
     struct hapt_h5 *file = NULL;
-    struct hapt_arena arena;
-    struct columns columns;
-    hapt_arena_init(&arena);
-    enum hapt_status status = hapt_h5_open(run_path, "hapt-run", 1, false, &file);
-    if (status == HAPT_OK) status = read_columns(file, &arena, &columns);
+    struct hapt_report_trace *read = NULL;
+    HAPT_TRY(hapt_h5_open(run_path, "hapt-run", 1, false, &file));
+    enum hapt_status status = HAPT_OK;
+    if (hapt_h5_exists(file, "/trace/begin")) {
+        read = hapt_arena_alloc(arena, 1, sizeof *read);
+        status = read ? read_columns(file, arena, read) : HAPT_ERR_MEMORY;
+    }
     hapt_h5_close(file);
-    json_t *root = status == HAPT_OK ? all_events(&columns) : NULL;
+    if (status == HAPT_OK) *trace = read;
+    return status;
+}
+
+enum hapt_status hapt_report_trace(const char *run_path, const char *path)
+{
+    struct hapt_arena arena;
+    struct hapt_report_trace *columns = NULL;
+    hapt_arena_init(&arena);
+    enum hapt_status status = hapt_report_trace_load(run_path, &arena, &columns);
+    if (status == HAPT_OK && !columns)
+        status = hapt_fail(HAPT_ERR_INPUT, "run it with --trace 1, which keeps the timeline of the last step",
+                           "%s holds no timeline", run_path);
+    json_t *root = status == HAPT_OK ? all_events(columns) : NULL;
     if (status == HAPT_OK && !root) status = hapt_fail(HAPT_ERR_MEMORY, NULL, "host memory exhausted");
     if (status == HAPT_OK) status = write_events(root, path, &arena);
     json_decref(root);

@@ -175,10 +175,10 @@ refused 'line 5: unknown key "slow_down"' 3 topology --cluster "$dir/key.json"
 many=1
 refused 'line 5: "memory": "256 MB/s"' 3 topology --cluster "$dir/unit.json"
 refused 'line 5: unknown device "A100-41GB"' 3 topology --cluster "$dir/device.json"
-"$hapt" topology --help >"$dir/help"
+"$hapt" help topology >"$dir/help"
 known=$(sed -n 's/^hint: known devices: \(.*\), or an object.*/\1/p' "$dir/err" | tr -d ,)
 check "the hint names the devices of the database" [ "$(wc -w <<<"$known")" -ge 28 ]
-for device in $known; do check "topology --help names $device" grep -qw -- "$device" "$dir/help"; done
+for device in $known; do check "help topology names $device" grep -qw -- "$device" "$dir/help"; done
 refused 'line 9: .*"middle"' 3 topology --cluster "$dir/link.json"
 refused 'line 5: "nodes" is missing' 3 topology --cluster "$dir/missing.json"
 refused 'truncated.json: line 8: ' 3 topology --cluster "$dir/truncated.json"
