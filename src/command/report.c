@@ -8,7 +8,7 @@ const char hapt_command_report_help[] =
     "/topology, /layers, /profile, /plan, /settings, /environment (of each rank: host, pid, kernel, cpus,\n"
     "interfaces, device, threads, versions) and /train (loss, gradient_norm, learning_rate, step_time per step;\n"
     "per-stage busy, idle and communication time; memory; warnings: ranks and links that were slower than planned).\n"
-    "Each has its units.\n"
+    "Each has its units. A run that still trains can be read, too; --json has the metrics of each step.\n"
     "--timeline t.json writes its /trace (hapt train --trace N) for Perfetto and about:tracing. For a rehearsal\n"
     "(--device emulated), all times are modelled, and there is no loss.\n";
 
