@@ -47,9 +47,9 @@ struct hapt_report {
     const char *item;                /* "token" or "image" */
     int64_t items_per_step;
     double items_per_s, flops_per_item;
-    double peak_flops; /* FLOP/s of the plan's devices; 0: unknown */
-    struct hapt_report_stage *stage; /* [plan->stage_count] */
-    const double *loss, *gradient_norm; /* [steps]; NULL: modelled devices compute none */
+    double peak_flops;                    /* FLOP/s of the plan's devices; 0: unknown */
+    struct hapt_report_stage *stage;      /* [plan->stage_count] */
+    const double *loss, *gradient_norm;   /* [steps]; NULL: modelled devices compute none */
     const double *learning_rate, *time_s; /* [steps] */
     int64_t validation_count;
     const struct hapt_validation *validation; /* [validation_count] */

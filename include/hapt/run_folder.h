@@ -1,6 +1,6 @@
 /*
- * The output folder of a run: run.h5, checkpoints/, metrics.csv, tensorboard/, and the lock (lock.h) of the one job that
- * owns it.
+ * The output folder of a run: run.h5, checkpoints/, metrics.csv, tensorboard/, and the lock (lock.h) of the one job
+ * that owns it.
  *
  * A folder that holds a run requires --resume (continue) or --overwrite yes (restart). A restart keeps the earlier run
  * under other names until the new one has its first checkpoint. Without --output the folder is outputs/NAME, NAME being

@@ -40,7 +40,8 @@ struct hapt_failure {
     char message[1024], hint[512];
 };
 /* From here on the functions above use *failure on this thread, instead of the process's record. NULL: the process's
- * record again. `failure` is borrowed until then. Returns what was set before: pass it to the next call to restore it. */
+ * record again. `failure` is borrowed until then. Returns what was set before: pass it to the next call to restore it.
+ */
 struct hapt_failure *hapt_fail_divert(struct hapt_failure *failure);
 
 const char *hapt_status_name(enum hapt_status status);

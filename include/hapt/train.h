@@ -198,13 +198,13 @@ struct hapt_train_warning {
 struct hapt_train_result {
     int64_t first_step; /* of this run; earlier steps come from the checkpoint */
     struct hapt_history history;
-    int64_t end_step;   /* the run ends after so many steps, unless it is stopped */
-    const char *item;   /* name of the items: hapt_model_item */
+    int64_t end_step; /* the run ends after so many steps, unless it is stopped */
+    const char *item; /* name of the items: hapt_model_item */
     int64_t items_per_step;
     double flops_per_item; /* of the model, forward and backward, without recomputation */
     double peak_flops;     /* FLOP/s of all devices of the plan, in the model's precision; 0: unknown */
-    double steady_step_s; /* median step time without the first few; 0: no steps */
-    double items_per_s;   /* at that time */
+    double steady_step_s;  /* median step time without the first few; 0: no steps */
+    double items_per_s;    /* at that time */
     int stage_count;
     /* [history.count - first_step][stage], seconds from update to update, mean over the stage's ranks (comm_s:
      * largest); valid on rank 0. Modelled devices: modelled times. */
@@ -349,9 +349,9 @@ struct hapt_checkpoint_writer {
 
 /* ---- The run ---- */
 
-/* Sees the results of a run while it trains, on the compute thread of the ranks that pass it. Absent functions are NULL.
- * The arrays of `result` only grow: entries of steps done never change, and earlier arrays stay valid until the arena
- * is released. A failure inside is the observer's own: it must not stay in the error record. */
+/* Sees the results of a run while it trains, on the compute thread of the ranks that pass it. Absent functions are
+ * NULL. The arrays of `result` only grow: entries of steps done never change, and earlier arrays stay valid until the
+ * arena is released. A failure inside is the observer's own: it must not stay in the error record. */
 struct hapt_train_observer {
     void *context;
     /* Before the first step: the history is that of the checkpoint. Files of an earlier run in the folder that

@@ -16,7 +16,7 @@ enum { MAX_PHASES = 8, BAR_CHARS = 24 };
 #define UNCHANGED_S 5.0 /* between lines without progress, at first; doubles with each line */
 #define MAX_UNCHANGED_S 60.0
 #define KEPT_UNCHANGED_S 30.0 /* the same between lines that are kept: one long step is no news */
-#define WAKE_S 0.25 /* polling interval of the thread */
+#define WAKE_S 0.25           /* polling interval of the thread */
 
 struct phase {
     char what[64], detail[128];

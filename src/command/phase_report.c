@@ -8,8 +8,8 @@ enum hapt_status hapt_phase_train(struct hapt_env *env, struct hapt_run *run, co
     struct hapt_train_observer observer;
     struct hapt_train_result *result = NULL;
     HAPT_TRY(hapt_env_agree(env->world, hapt_live_prepare(env, run, arena, &observer)));
-    HAPT_TRY(hapt_train_run(env, run->cluster, run->model, run->plan, checkpoint, run->config, &observer, arena,
-                            &result));
+    HAPT_TRY(
+        hapt_train_run(env, run->cluster, run->model, run->plan, checkpoint, run->config, &observer, arena, &result));
     run->result = result;
     return HAPT_OK;
 }

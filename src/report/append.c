@@ -32,8 +32,7 @@ bool append_cut(struct append *file, off_t end)
 bool append_write(struct append *file, const void *record, size_t bytes)
 {
     ssize_t put;
-    do
-        put = pwrite(file->descriptor, record, bytes, file->end);
+    do put = pwrite(file->descriptor, record, bytes, file->end);
     while (put < 0 && errno == EINTR);
     if (put == (ssize_t)bytes) {
         file->end += put;

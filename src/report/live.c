@@ -18,9 +18,9 @@ struct live {
     const struct hapt_env *env;
     struct hapt_run run; /* its result is `copy` */
     const char *folder, *path;
-    double every_s;      /* 0: run.h5 is written at the end only */
-    bool with_events;    /* --tensorboard */
-    bool told[3];        /* a warning of run.h5, metrics.csv, tensorboard/ */
+    double every_s;   /* 0: run.h5 is written at the end only */
+    bool with_events; /* --tensorboard */
+    bool told[3];     /* a warning of run.h5, metrics.csv, tensorboard/ */
     struct metrics_csv csv;
     struct tensorboard events;
     /* The lock guards what follows, but for `copy`, which the thread alone uses while it runs. */

@@ -37,8 +37,7 @@ static void write_line(const struct hapt_train_result *result, int64_t index, do
     snprintf(line, MOST_LINE, "%lld,%s,%s,%s,%s,%s,%s,%s,%s\n", (long long)index + 1, time,
              number(history->loss[index], text[0]), number(history->gradient_norm[index], text[1]),
              number(history->learning_rate[index], text[2]), number(time_s, text[3]),
-             number((double)result->items_per_step / time_s, text[4]),
-             number(hapt_train_mfu(result, time_s), text[5]),
+             number((double)result->items_per_step / time_s, text[4]), number(hapt_train_mfu(result, time_s), text[5]),
              number(epoch_s > 0 ? hapt_train_memory(result) : NAN, text[6]));
 }
 

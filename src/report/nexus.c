@@ -26,8 +26,8 @@ enum hapt_status nexus_write(struct hapt_h5 *file, const struct hapt_train_resul
     HAPT_TRY(write_default(file, "/train", "NXentry", result->history.count > 0 ? "curves" : NULL));
     if (result->history.count == 0) return HAPT_OK;
     HAPT_TRY(write_default(file, "/train/curves", "NXdata", NULL));
-    HAPT_TRY(hapt_h5_write_attribute_text(file, "/train/curves", "signal",
-                                          result->time_scale == 0 ? "loss" : "step_time"));
+    HAPT_TRY(
+        hapt_h5_write_attribute_text(file, "/train/curves", "signal", result->time_scale == 0 ? "loss" : "step_time"));
     HAPT_TRY(hapt_h5_write_attribute_text(file, "/train/curves", "axes", "step"));
     for (size_t i = 0; i < sizeof curve / sizeof *curve; i++) HAPT_TRY(link_curve(file, curve[i]));
     snprintf(rate, sizeof rate, "%ss_per_second", result->item);

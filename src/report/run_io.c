@@ -81,12 +81,12 @@ static enum hapt_status column_median(const double *table, int64_t steps, int st
 }
 
 struct tables {
-    int64_t steps; /* of this run */
+    int64_t steps;                                               /* of this run */
     const double *loss, *gradient_norm, *learning_rate, *time_s; /* [steps], of all runs */
-    const double *busy_s, *idle_s, *comm_s, *reduce_s; /* [steps][stages] */
-    const double *microbatch_s;                        /* [steps][stages]; NULL: an older file without it */
-    const double *planned_bytes, *measured_bytes;      /* [stages] */
-    const double *host_bytes;                          /* [stages], or NULL */
+    const double *busy_s, *idle_s, *comm_s, *reduce_s;           /* [steps][stages] */
+    const double *microbatch_s;                                  /* [steps][stages]; NULL: an older file without it */
+    const double *planned_bytes, *measured_bytes;                /* [stages] */
+    const double *host_bytes;                                    /* [stages], or NULL */
 };
 
 static enum hapt_status fill(struct hapt_report *report, const struct tables *tables, struct hapt_arena *arena)

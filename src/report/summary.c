@@ -157,14 +157,13 @@ enum hapt_status hapt_report_print_json(const struct hapt_report *report)
     json_t *loss = curve_json(report->loss, report->steps);
     json_t *train = json_pack(
         "{s:I, s:I, s:s, s:s, s:b, s:o, s:i, s:o, s:o, s:o, s:f, s:f, s:f, s:f, s:f, s:s, s:o, s:o}", "steps",
-        (json_int_t)report->steps, "first_step", (json_int_t)report->first_step, "state", report->state, "written", report->written,
-        "stopped", (int)report->stopped,
-        "loss", loss, "layers", report->plan->layer_count, "first_loss", real_or_null(report, report->first_loss),
-        "last_loss", real_or_null(report, report->last_loss), "mean_loss", real_or_null(report, report->mean_loss),
-        "step_time_s", report->step_s, "predicted_step_time_s", report->predicted_step_s, rate_name,
-        report->items_per_s, flops_name, report->flops_per_item, "checkpoint_time_s", report->checkpoint_s,
-        "checkpoint", report->checkpoint ? report->checkpoint : "", "stages", stages,
-        "per_step", steps_json(report, rate_name));
+        (json_int_t)report->steps, "first_step", (json_int_t)report->first_step, "state", report->state, "written",
+        report->written, "stopped", (int)report->stopped, "loss", loss, "layers", report->plan->layer_count,
+        "first_loss", real_or_null(report, report->first_loss), "last_loss", real_or_null(report, report->last_loss),
+        "mean_loss", real_or_null(report, report->mean_loss), "step_time_s", report->step_s, "predicted_step_time_s",
+        report->predicted_step_s, rate_name, report->items_per_s, flops_name, report->flops_per_item,
+        "checkpoint_time_s", report->checkpoint_s, "checkpoint", report->checkpoint ? report->checkpoint : "", "stages",
+        stages, "per_step", steps_json(report, rate_name));
     if (train && report->time_scale > 0)
         json_object_set_new(
             train, "rehearsal",

@@ -38,8 +38,7 @@ static void put_fixed(struct message *message, uint64_t value, int bytes)
 
 static void put_varint(struct message *message, uint64_t value)
 {
-    for (; value >= 0x80; value >>= 7)
-        put_bytes(message, &(unsigned char){(unsigned char)((value & 0x7f) | 0x80)}, 1);
+    for (; value >= 0x80; value >>= 7) put_bytes(message, &(unsigned char){(unsigned char)((value & 0x7f) | 0x80)}, 1);
     put_bytes(message, &(unsigned char){(unsigned char)value}, 1);
 }
 
@@ -161,8 +160,8 @@ static bool make_folder(const char *path)
 static bool create(struct append *file, const char *folder, double epoch_s)
 {
     char path[MOST_PATH];
-    const int length = snprintf(path, sizeof path, "%s/tensorboard/events.out.tfevents.%017.6f.%s", folder, epoch_s,
-                                hapt_env_host(0));
+    const int length =
+        snprintf(path, sizeof path, "%s/tensorboard/events.out.tfevents.%017.6f.%s", folder, epoch_s, hapt_env_host(0));
     if (length >= MOST_PATH) {
         errno = ENAMETOOLONG;
         return false;

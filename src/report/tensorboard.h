@@ -1,7 +1,8 @@
 /* Event files for TensorBoard: OUTPUT/tensorboard/events.out.tfevents.TIME.HOST, one for each start of a run.
  *
- * A file is a sequence of TFRecords (length, masked CRC32C of the length, data, masked CRC32C of the data), whose data are
- * messages Event in the encoding of protocol buffers (tensorflow/core/util/event.proto). Each value is a simple_value. */
+ * A file is a sequence of TFRecords (length, masked CRC32C of the length, data, masked CRC32C of the data), whose data
+ * are messages Event in the encoding of protocol buffers (tensorflow/core/util/event.proto). Each value is a
+ * simple_value. */
 #ifndef HAPT_REPORT_TENSORBOARD_H
 #define HAPT_REPORT_TENSORBOARD_H
 

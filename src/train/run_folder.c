@@ -292,8 +292,7 @@ static bool is_event_file(const char *name)
 static bool is_overwritten(const char *name, const char *of)
 {
     const size_t length = strlen(of);
-    return strncmp(name, of, length) == 0 &&
-           strncmp(name + length, "." OVERWRITTEN, sizeof "." OVERWRITTEN - 1) == 0;
+    return strncmp(name, of, length) == 0 && strncmp(name + length, "." OVERWRITTEN, sizeof "." OVERWRITTEN - 1) == 0;
 }
 
 static bool remove_overwritten(void *context, const char *name)

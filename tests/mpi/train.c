@@ -280,15 +280,15 @@ static void refusals(void)
                          NULL, &arena, &result) == HAPT_ERR_INPUT);
     hapt_fail_reset();
     shape.microbatches = 4;
-    CHECK(hapt_train_run(&test_env, make_cluster(&shape), model, make_plan(&shape), NULL, make_config("r", many),
-                         NULL, &arena, &result) == HAPT_ERR_INPUT);
+    CHECK(hapt_train_run(&test_env, make_cluster(&shape), model, make_plan(&shape), NULL, make_config("r", many), NULL,
+                         &arena, &result) == HAPT_ERR_INPUT);
     hapt_fail_reset();
-    CHECK(hapt_train_run(&test_env, make_cluster(&shape), model, make_plan(&shape), NULL, make_config("r", none),
-                         NULL, &arena, &result) == HAPT_ERR_INPUT);
+    CHECK(hapt_train_run(&test_env, make_cluster(&shape), model, make_plan(&shape), NULL, make_config("r", none), NULL,
+                         &arena, &result) == HAPT_ERR_INPUT);
     hapt_fail_reset();
     /* A loss that is not finite stops the run before the update, with a checkpoint. */
-    CHECK(hapt_train_run(&test_env, make_cluster(&shape), model, make_plan(&shape), NULL, make_config("hot", hot),
-                         NULL, &arena, &result) == HAPT_ERR_INPUT);
+    CHECK(hapt_train_run(&test_env, make_cluster(&shape), model, make_plan(&shape), NULL, make_config("hot", hot), NULL,
+                         &arena, &result) == HAPT_ERR_INPUT);
     hapt_fail_reset();
     struct hapt_checkpoint *checkpoint = NULL;
     CHECK_OK(hapt_checkpoint_find(&test_env, hapt_arena_printf(&arena, "%s/hot", folder), &arena, &checkpoint));

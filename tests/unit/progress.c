@@ -229,8 +229,8 @@ static void steps_are_kept(void)
 {
     const char *text = said(work_with_lines);
     CHECK_MESSAGE(lines_of(text) >= 2 && lines_of(text) <= 4, "printed: %s", text);
-    CHECK_MESSAGE(strncmp(text, "hapt: train ", 12) == 0 && strstr(text, "hapt: train 14/14 line of 14\n"), "printed: %s",
-                  text);
+    CHECK_MESSAGE(strncmp(text, "hapt: train ", 12) == 0 && strstr(text, "hapt: train 14/14 line of 14\n"),
+                  "printed: %s", text);
     text = said(work_with_a_long_step);
     CHECK_MESSAGE(lines_of(text) == 2 && strstr(text, "hapt: train 1/3 one\n") && strstr(text, "hapt: train 2/3 two\n"),
                   "printed: %s", text);
