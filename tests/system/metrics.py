@@ -24,7 +24,7 @@ hapt, folder, library, part, wanted = sys.argv[1], sys.argv[2], sys.argv[3], sys
 seed = int(os.environ.get("HAPT_SEED", random.randrange(1 << 30)))
 random.seed(seed)
 print("seed", seed, flush=True)
-STEPS, ENDLESS, MOST_S = 300, 100000000, 120
+STEPS, ENDLESS, MOST_S = 200, 100000000, 120
 HEADER = ["step", "time", "loss", "gradient_norm", "learning_rate", "step_time_s", "tokens_per_second", "mfu", "memory_bytes"]
 SAME = {"loss": "loss", "gradient_norm": "gradient_norm", "learning_rate": "learning_rate", "step_time_s": "step_time",
         "tokens_per_second": "tokens_per_second", "mfu": "mfu"}
@@ -215,7 +215,7 @@ def reads():
     """run.h5 is opened 100 times while the run writes it; then the run is told to stop."""
     output, versions, opened, before = folder + "/endless", set(), 0, 0
     start = runs.Start(train(1, ENDLESS, output, "--metrics-every", "0.01", "--tensorboard", "yes"))
-    until = time.time() + MOST_S
+    until = time.time() + 2 * MOST_S
     while opened < 100 or len(versions) < 5:
         if time.time() > until or start.process.poll() is not None:
             complain("%d reads, %d versions" % (opened, len(versions)), start)
@@ -228,8 +228,6 @@ def reads():
         before = len(curves["step"])
         versions.add(before)
         opened += 1
-    check_report(output, *read_run(output)) if start.process.poll() is None and not os.kill(start.process.pid, signal.SIGSTOP) else None
-    os.kill(start.process.pid, signal.SIGCONT)
     os.kill(start.process.pid, signal.SIGTERM)
     ends(start, 9)
     state, curves = read_run(output)
@@ -274,7 +272,7 @@ def files():
     os.mkdir(output)
     with open(output + "/metrics.csv", "w") as file:
         file.write("a,b\n1,2\n")
-    ends(runs.Start(train(1, 8, output, "--stop-after", "6", "--checkpoint-every", "3")), 9 * 0)
+    ends(runs.Start(train(1, 8, output, "--stop-after", "6", "--checkpoint-every", "3")))
     if open(output + "/metrics.csv.other").read() != "a,b\n1,2\n" or len(read_csv(output)) != 6:
         complain("a table of another program: %s" % os.listdir(output))
     # Lines that a crash of the machine lost come from the checkpoint.
@@ -378,7 +376,7 @@ def kills():
         shutil.rmtree(output, ignore_errors=True)
         options = ["--checkpoint-every", str(random.choice((20, 60))), "--metrics-every", "0.001", "--resume", "auto", "--tensorboard", "yes"]
         start = runs.Start(train(ranks, STEPS, output, *options))
-        await_rows(start, output, random.randrange(STEPS - 50))
+        await_rows(start, output, random.randrange(STEPS - 30))
         time.sleep(random.random() * 0.05)
         if start.process.poll() is not None:
             continue

@@ -13,7 +13,7 @@ train() {
     passes 1 train --input "$scratch/m.h5" --cluster "$scratch/c1.json" --plan "$scratch/plan1.h5" --threads 1 --steps 40 --tensorboard yes \
         --validation-data "$scratch/t.h5" --validate-every 15 --validate-rows 4 --output "$scratch/run" "$@"
 }
-train --stop-after 20 --checkpoint-every 10
+train --stop-after 20 --checkpoint-every 10 --checkpoint-async no
 rm -r "$scratch/run/checkpoints/step-00000020" # as if the run had been killed after step 20, before that checkpoint
 rm "$scratch/run/run.h5"
 train --resume yes
