@@ -290,6 +290,15 @@ def files():
         agree(rows, read_run(again)[1])
         if len(rows) != 8 or any(row[name] != old[name] for row, old in zip(rows, whole) for name in SAME):
             complain("after %r: %s" % (data, rows))
+    # A run that fails leaves the lines of its steps, and a run file that says so.
+    output = folder + "/diverges"
+    start = ends(runs.Start(train(1, ENDLESS, output, "--metrics-every", "0.001", "--optimizer", "sgd", "--learning-rate", "1e3", "--warmup-steps",
+                                  "100000", "--lr-schedule", "linear", "--clip-norm", "0", "--weight-decay", "0")), 3)
+    state, curves = read_run(output)
+    rows = read_csv(output)
+    agree(rows, curves)
+    if state != "stopped" or not 1 < len(curves["step"]) == len(rows) or not re.search("step %d: the loss is" % len(rows), start.text()):
+        complain("a run that fails: %s, %d steps, %d lines" % (state, len(curves["step"]), len(rows)), start)
     # Nothing is written before the end.
     output = folder + "/seldom"
     start = runs.Start(train(1, ENDLESS, output, "--metrics-every", "0"))
@@ -299,7 +308,7 @@ def files():
         complain("run.h5 comes before the end", start)
     os.kill(start.process.pid, signal.SIGKILL)
     start.wait(MOST_S)
-    return "lines of %d steps" % len(said)
+    return "lines of %d steps, %d steps to a loss that is not finite" % (len(said), len(rows))
 
 
 def faults():
