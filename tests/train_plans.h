@@ -176,8 +176,8 @@ __attribute__((unused)) static struct hapt_train_result *train(const struct shap
                                                                const struct hapt_checkpoint *checkpoint)
 {
     struct hapt_train_result *result = NULL;
-    CHECK_OK(
-        hapt_train_run(&test_env, make_cluster(shape), model, make_plan(shape), checkpoint, config, &arena, &result));
+    CHECK_OK(hapt_train_run(&test_env, make_cluster(shape), model, make_plan(shape), checkpoint, config, NULL, &arena,
+                            &result));
     return result;
 }
 

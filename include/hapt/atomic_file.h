@@ -22,4 +22,7 @@ int hapt_atomic_file_open(const char *path, char *temporary_path, size_t size);
  * still exists. */
 int hapt_atomic_file_commit(int descriptor, const char *temporary_path, const char *path);
 
+/* Removes temporary files of `path` that dead processes left. Call only if no process writes the file. */
+void hapt_atomic_file_drop_leftovers(const char *path);
+
 #endif

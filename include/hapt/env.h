@@ -118,7 +118,12 @@ void hapt_env_end_alone(const struct hapt_env *env, enum hapt_status status);
 /* Monotonic wall clock, and CPU time of the calling thread. */
 double hapt_time_s(void);
 double hapt_time_thread_cpu_s(void);
-/* A time of that clock for system calls. */
+/* The time of day, s since 1970. */
+double hapt_time_epoch_s(void);
+/* Writes such a time as ISO 8601 with milliseconds and zone: 2026-11-29T18:41:32.125+00:00. Returns `text`. */
+enum { HAPT_TIME_ISO_CHARS = 40 };
+const char *hapt_time_iso(double epoch_s, char text[HAPT_TIME_ISO_CHARS]);
+/* A time of the monotonic clock for system calls. */
 struct timespec hapt_time_spec(double time_s);
 /* Sleeps until hapt_time_s() >= time_s. */
 void hapt_time_sleep_until(double time_s);

@@ -77,6 +77,9 @@ enum hapt_status hapt_h5_write_rows(struct hapt_h5 *file, const char *name, enum
                                     int64_t count, const void *data);
 enum hapt_status hapt_h5_write_strings(struct hapt_h5 *file, const char *name, int64_t count, const char *const *text);
 
+/* Gives a dataset of the same new file a second name (a hard link). Missing groups on the path are created. */
+enum hapt_status hapt_h5_link(struct hapt_h5 *file, const char *object, const char *name);
+
 bool hapt_h5_exists(struct hapt_h5 *file, const char *name);
 /* The shape of a dataset, at most HAPT_H5_MAX_DIMS dimensions. */
 enum hapt_status hapt_h5_shape(struct hapt_h5 *file, const char *name, int *dims, int64_t *shape);

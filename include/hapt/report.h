@@ -2,7 +2,8 @@
  * A run's plan, predictions and measurements: gathered into one structure, saved as the run file, read back, printed.
  *
  * Run file (HDF5, format "hapt-run"): /topology, /layers, /profile, /plan as their rooms write them, /settings,
- * /environment, /train, /trace.
+ * /environment, /train, /trace. Root attributes: `state` ("running", "finished", "stopped") and `written` (ISO 8601).
+ * NeXus attributes make h5web and silx open on /train/curves, the loss by step.
  */
 #ifndef HAPT_REPORT_H
 #define HAPT_REPORT_H
@@ -46,9 +47,12 @@ struct hapt_report {
     int loss_window;
     double step_s, predicted_step_s; /* measured median; simulated */
     const char *item;                /* "token" or "image" */
+    int64_t items_per_step;
     double items_per_s, flops_per_item;
-    struct hapt_report_stage *stage; /* [plan->stage_count] */
-    const double *loss;              /* [steps]; NULL: modelled devices compute none */
+    double peak_flops;                    /* FLOP/s of the plan's devices; 0: unknown */
+    struct hapt_report_stage *stage;      /* [plan->stage_count] */
+    const double *loss, *gradient_norm;   /* [steps]; NULL: modelled devices compute none */
+    const double *learning_rate, *time_s; /* [steps] */
     int64_t validation_count;
     const struct hapt_validation *validation; /* [validation_count] */
     double time_scale;                        /* real seconds per modelled second; 0: devices computed */
@@ -59,11 +63,16 @@ struct hapt_report {
     struct hapt_environment *environment; /* [rank_count] */
     int warning_count;
     struct hapt_report_warning *warning; /* [warning_count] ranks and links that were slower than planned */
-    bool stopped;                        /* before its last step, by a signal or the time limit */
+    bool stopped;                        /* before its last step, by a signal, the time limit or a failure */
+    const char *state, *written;         /* as in the run file; "": unknown */
 };
 
-/* Writes the run file. Rank 0. */
-enum hapt_status hapt_run_save(const struct hapt_run *run, const char *path);
+#define HAPT_RUN_RUNNING "running"
+#define HAPT_RUN_FINISHED "finished"
+#define HAPT_RUN_STOPPED "stopped"
+/* Writes the run file in one of these states. HAPT_ERR_IO: it cannot be written, or this job lost the lock of its
+ * folder. Rank 0. */
+enum hapt_status hapt_run_save(const struct hapt_run *run, const char *state, const char *path);
 enum hapt_status hapt_report_build(const struct hapt_run *run, struct hapt_arena *arena, struct hapt_report **report);
 /* Reads a run file. Rank-local. */
 enum hapt_status hapt_report_load(const char *path, struct hapt_arena *arena, struct hapt_report **report);

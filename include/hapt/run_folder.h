@@ -1,5 +1,6 @@
 /*
- * The output folder of a run: run.h5, checkpoints/, and the lock (lock.h) of the one job that owns it.
+ * The output folder of a run: run.h5, checkpoints/, metrics.csv, tensorboard/, and the lock (lock.h) of the one job
+ * that owns it.
  *
  * A folder that holds a run requires --resume (continue) or --overwrite yes (restart). A restart keeps the earlier run
  * under other names until the new one has its first checkpoint. Without --output the folder is outputs/NAME, NAME being
@@ -23,8 +24,8 @@ enum hapt_status hapt_run_folder_claim(const struct hapt_env *env, struct hapt_c
 void hapt_run_folder_leave(const struct hapt_env *env);
 /* The folder: --output, or the default name. */
 enum hapt_status hapt_run_folder_name(const struct hapt_config *config, struct hapt_arena *arena, const char **folder);
-/* With --overwrite yes, directly before the first step: renames the earlier run's checkpoints/ and run.h5 to
- * checkpoints.overwritten and run.h5.overwritten. Rank 0. */
+/* With --overwrite yes, directly before the first step: renames the earlier run's checkpoints/, run.h5,
+ * metrics.csv and tensorboard/ to NAME.overwritten. Rank 0. */
 enum hapt_status hapt_run_folder_begin(const struct hapt_config *config, const char *folder);
 /* Removes the earlier run, because this run's first checkpoint exists. Rank 0. */
 void hapt_run_folder_first_checkpoint(const char *folder);

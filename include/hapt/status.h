@@ -34,6 +34,16 @@ const char *hapt_fail_hint(void);
 /* Clears the record, for callers that can continue after a failure. */
 void hapt_fail_reset(void);
 
+/* A record for work whose failure the process survives. Initialise with {0}. */
+struct hapt_failure {
+    enum hapt_status status;
+    char message[1024], hint[512];
+};
+/* From here on the functions above use *failure on this thread, instead of the process's record. NULL: the process's
+ * record again. `failure` is borrowed until then. Returns what was set before: pass it to the next call to restore it.
+ */
+struct hapt_failure *hapt_fail_divert(struct hapt_failure *failure);
+
 const char *hapt_status_name(enum hapt_status status);
 
 /* Passes a failure on to the caller. */

@@ -198,10 +198,13 @@ struct hapt_train_warning {
 struct hapt_train_result {
     int64_t first_step; /* of this run; earlier steps come from the checkpoint */
     struct hapt_history history;
+    int64_t end_step; /* the run ends after so many steps, unless it is stopped */
     const char *item; /* name of the items: hapt_model_item */
     int64_t items_per_step;
-    double steady_step_s; /* median step time without the first few; 0: no steps */
-    double items_per_s;   /* at that time */
+    double flops_per_item; /* of the model, forward and backward, without recomputation */
+    double peak_flops;     /* FLOP/s of all devices of the plan, in the model's precision; 0: unknown */
+    double steady_step_s;  /* median step time without the first few; 0: no steps */
+    double items_per_s;    /* at that time */
     int stage_count;
     /* [history.count - first_step][stage], seconds from update to update, mean over the stage's ranks (comm_s:
      * largest); valid on rank 0. Modelled devices: modelled times. */
@@ -227,6 +230,13 @@ struct hapt_train_result {
     const char *stopped_by; /* a signal or a time limit: the process exits with HAPT_STOPPED; NULL: all steps done */
 };
 
+/* Model FLOPs utilisation of a step that took `time_s`: FLOPs of the model over those that the devices could do. NAN:
+ * unknown. */
+double hapt_train_mfu(const struct hapt_train_result *result, double time_s);
+/* The largest device memory of a rank, bytes, as far as it was measured; valid on rank 0. */
+double hapt_train_memory(const struct hapt_train_result *result);
+/* Sets steady_step_s and items_per_s. */
+void hapt_train_summarise(struct hapt_train_result *result);
 /* Median of the steps [from, to) of `time_s`, without the first `skip` if enough remain. */
 double hapt_train_median(const double *time_s, int64_t from, int64_t to, int64_t skip);
 /* Writes /trace of a run file: one column per field, `kind` as text; nothing without --trace. Rank 0. */
@@ -339,6 +349,20 @@ struct hapt_checkpoint_writer {
 
 /* ---- The run ---- */
 
+/* Sees the results of a run while it trains, on the compute thread of the ranks that pass it. Absent functions are
+ * NULL. The arrays of `result` only grow: entries of steps done never change, and earlier arrays stay valid until the
+ * arena is released. A failure inside is the observer's own: it must not stay in the error record. */
+struct hapt_train_observer {
+    void *context;
+    /* Before the first step: the history is that of the checkpoint. Files of an earlier run in the folder that
+     * --overwrite replaces have other names by now. */
+    void (*begin)(void *context, const struct hapt_train_result *result);
+    /* After each step, and before the checkpoint that may follow it. */
+    void (*step)(void *context, const struct hapt_train_result *result);
+    /* After the last step and its checkpoint, if `begin` was called. failed: hapt_train_run will fail. */
+    void (*end)(void *context, const struct hapt_train_result *result, bool failed);
+};
+
 /* With --resume (auto: if there is one): the checkpoint to continue from; its options become defaults (give
  * --microbatches etc. again to change them). Else NULL. HAPT_ERR_INPUT: it belongs to another model. Call before
  * planning; keep checkpoint->plan unless --replan. Collective; ends in agreement. */
@@ -361,11 +385,13 @@ enum hapt_status hapt_train_check_disk(const struct hapt_env *env, const struct 
                                        const struct hapt_model *model);
 /* Trains `plan` (stages with operator ranges) on a bound cluster until --steps, from `checkpoint` (may be NULL), and
  * ends with a checkpoint. HAPT_OK with result->stopped_by after a signal or a time limit. Collective over env->world;
- * ends in agreement. A rank that fails inside a step ends the job (hapt_die). */
+ * ends in agreement. A rank that fails inside a step ends the job (hapt_die). `observer` may be NULL, and may differ
+ * between ranks. */
 enum hapt_status hapt_train_run(const struct hapt_env *env, const struct hapt_cluster *cluster,
                                 const struct hapt_model *model, const struct hapt_plan *plan,
                                 const struct hapt_checkpoint *checkpoint, const struct hapt_config *config,
-                                struct hapt_arena *arena, struct hapt_train_result **result);
+                                const struct hapt_train_observer *observer, struct hapt_arena *arena,
+                                struct hapt_train_result **result);
 
 /* ---- Evaluation ---- */
 

@@ -3,7 +3,10 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <string.h>
 #include <unistd.h>
+
+#include "hapt/folder.h"
 
 enum { MAX_LEFTOVERS = 100 };
 
@@ -28,4 +31,35 @@ int hapt_atomic_file_commit(int descriptor, const char *temporary_path, const ch
     if (close(descriptor) != 0 && error == 0) error = errno;
     if (error == 0 && rename(temporary_path, path) != 0) error = errno;
     return error;
+}
+
+struct leftovers {
+    const char *folder, *name; /* of the file */
+};
+
+/* NAME.PID.tmp or NAME.PID-N.tmp */
+static bool drop_leftover(void *context, const char *name)
+{
+    const struct leftovers *of = context;
+    char path[4096];
+    const size_t length = strlen(of->name), total = strlen(name);
+    if (total < length + 6 || strncmp(name, of->name, length) != 0 || name[length] != '.') return true;
+    if (strcmp(name + total - 4, ".tmp") != 0) return true;
+    if (strspn(name + length + 1, "0123456789-") != total - length - 5) return true;
+    if (snprintf(path, sizeof path, "%s/%s", of->folder, name) < (int)sizeof path) unlink(path);
+    return true;
+}
+
+void hapt_atomic_file_drop_leftovers(const char *path)
+{
+    char folder[4096]; /* "/." because the user may have made the folder itself a link */
+    const char *slash = strrchr(path, '/');
+    if (snprintf(folder, sizeof folder, "%.*s/.", slash ? (int)(slash - path) : 1, slash ? path : ".") >=
+        (int)sizeof folder)
+        return;
+    struct leftovers of = {folder, slash ? slash + 1 : path};
+    struct hapt_failure failure = {0}; /* leftovers do no harm */
+    struct hapt_failure *before = hapt_fail_divert(&failure);
+    hapt_folder_list(folder, drop_leftover, &of);
+    hapt_fail_divert(before);
 }

@@ -1,6 +1,7 @@
 /* Clocks, threads, and the deterministic hash and random generator for seeds, names and structures. */
 #include <errno.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 
@@ -16,6 +17,24 @@ static double seconds(clockid_t clock)
 double hapt_time_s(void)
 {
     return seconds(CLOCK_MONOTONIC);
+}
+
+double hapt_time_epoch_s(void)
+{
+    return seconds(CLOCK_REALTIME);
+}
+
+const char *hapt_time_iso(double epoch_s, char text[HAPT_TIME_ISO_CHARS])
+{
+    const time_t whole_s = (time_t)epoch_s;
+    struct tm local = {0};
+    char day[24], zone[8];
+    localtime_r(&whole_s, &local);
+    strftime(day, sizeof day, "%Y-%m-%dT%H:%M:%S", &local);
+    strftime(zone, sizeof zone, "%z", &local); /* +hhmm */
+    snprintf(text, HAPT_TIME_ISO_CHARS, "%s.%03d%.3s:%s", day, (int)((epoch_s - (double)whole_s) * 1000) % 1000, zone,
+             zone + 3);
+    return text;
 }
 
 double hapt_time_thread_cpu_s(void)

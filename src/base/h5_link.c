@@ -56,6 +56,16 @@ bool hapt_h5_exists(struct hapt_h5 *file, const char *name)
     return follow(file, name) != NOWHERE;
 }
 
+enum hapt_status hapt_h5_link(struct hapt_h5 *file, const char *object, const char *name)
+{
+    H5_HOLD_LOCK;
+    const hid_t links = H5Pcreate(H5P_LINK_CREATE);
+    H5Pset_create_intermediate_group(links, 1);
+    const bool failed = H5Lcreate_hard(file->id, object, file->id, name, links, H5P_DEFAULT) < 0;
+    H5Pclose(links);
+    return failed ? hapt_h5_fail(file, "link", name) : HAPT_OK;
+}
+
 enum hapt_status hapt_h5_check_inside(struct hapt_h5 *file, const char *name)
 {
     if (file->writing || follow(file, name) != OUTSIDE) return HAPT_OK;

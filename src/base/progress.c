@@ -15,13 +15,16 @@ enum { MAX_PHASES = 8, BAR_CHARS = 24 };
 #define REDRAW_S 0.2    /* between redraws of the bar on a terminal */
 #define UNCHANGED_S 5.0 /* between lines without progress, at first; doubles with each line */
 #define MAX_UNCHANGED_S 60.0
-#define WAKE_S 0.25 /* polling interval of the thread */
+#define KEPT_UNCHANGED_S 30.0 /* the same between lines that are kept: one long step is no news */
+#define WAKE_S 0.25           /* polling interval of the thread */
 
 struct phase {
     char what[64], detail[128];
     long first, done, total;
     long parts, parts_done; /* of the current unit, saved while an inner phase runs; else see below */
     double start_s, every_s;
+    bool keeps;    /* its caller gives lines (hapt_progress_keep) */
+    double kept_s; /* time of the last of them; 0: none yet */
 };
 
 /* The lock guards everything except the parts of the innermost phase. */
@@ -105,12 +108,37 @@ static void print_line(double now_s)
     drawn = true;
 }
 
+/* Prints a line that stays; on a terminal above the bar. */
+static void print_kept(int level, const char *line, double now_s)
+{
+    char count[64];
+    count_text(level, count);
+    if (drawn) fputs("\r\033[K", stderr);
+    drawn = false;
+    fprintf(stderr, "hapt: %s%s %s\n", phase[level].what, count, line);
+    phase[level].kept_s = printed_s = now_s;
+    if (terminal) print_line(now_s);
+}
+
+static bool is_kept_due(const struct phase *at, double now_s)
+{
+    if (now_s - at->start_s < fmin(QUIET_S, at->every_s)) return false;
+    return at->kept_s == 0 || now_s - at->kept_s >= at->every_s || at->done == at->total;
+}
+
+/* Between lines that are kept, others show only a step that takes long. */
+static bool is_due_between(const struct phase *outer, double now_s)
+{
+    return now_s - (printed_s < 0 ? outer->start_s : printed_s) >= fmax(KEPT_UNCHANGED_S, 2 * outer->every_s);
+}
+
 /* A line is due if there was progress and the last line is old enough. Without progress the interval grows. */
 static bool is_due(double now_s)
 {
     const struct phase *outer = &phase[0];
     const double every_s = terminal ? REDRAW_S : outer->every_s;
     if (now_s - outer->start_s < fmin(QUIET_S, terminal ? QUIET_S : outer->every_s)) return false;
+    if (outer->keeps && depth == 1 && !terminal) return is_due_between(outer, now_s);
     if (printed_s < 0) return true;
     const long seen = atomic_load(&parts_done) + phase[depth - 1].done;
     if (terminal || printed_done != outer->done || printed_parts != seen) {
@@ -193,10 +221,8 @@ void hapt_progress_init(struct hapt_progress *progress, const struct hapt_env *e
     if (progress->slot == 0) start_printer();
 }
 
-void hapt_progress_update(struct hapt_progress *progress, long done, const char *detail)
+static struct phase *set(const struct hapt_progress *progress, long done, const char *detail)
 {
-    if (progress->slot < 0 || progress->slot >= depth) return;
-    pthread_mutex_lock(&lock);
     struct phase *at = &phase[progress->slot];
     if (at->done != done && progress->slot == depth - 1) {
         atomic_store(&parts, 0);
@@ -207,7 +233,29 @@ void hapt_progress_update(struct hapt_progress *progress, long done, const char 
     at->total = progress->total;
     at->every_s = progress->every_s;
     snprintf(at->detail, sizeof at->detail, "%s", detail ? detail : "");
+    return at;
+}
+
+void hapt_progress_update(struct hapt_progress *progress, long done, const char *detail)
+{
+    if (progress->slot < 0 || progress->slot >= depth) return;
+    pthread_mutex_lock(&lock);
+    set(progress, done, detail);
     print_if_due(); /* every_s 0: one line per update */
+    pthread_mutex_unlock(&lock);
+}
+
+void hapt_progress_keep(struct hapt_progress *progress, long done, const char *detail, const char *line)
+{
+    if (progress->slot < 0 || progress->slot >= depth) return;
+    pthread_mutex_lock(&lock);
+    struct phase *at = set(progress, done, detail);
+    const double now_s = hapt_time_s();
+    at->keeps = true;
+    if (is_kept_due(at, now_s))
+        print_kept(progress->slot, line, now_s);
+    else
+        print_if_due();
     pthread_mutex_unlock(&lock);
 }
 

@@ -7,12 +7,14 @@
 
 #include "hapt/text.h"
 
-static struct {
-    pthread_mutex_t lock;
-    enum hapt_status status;
-    char message[1024];
-    char hint[512];
-} record = {.lock = PTHREAD_MUTEX_INITIALIZER};
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards the process's record */
+static struct hapt_failure process;
+static _Thread_local struct hapt_failure *diverted; /* NULL: this thread fills the process's record */
+
+static struct hapt_failure *record(void)
+{
+    return diverted ? diverted : &process;
+}
 
 /* Default hints, for failures without a hint of their own. */
 static const char *usual_hint(enum hapt_status status)
@@ -27,37 +29,46 @@ static const char *usual_hint(enum hapt_status status)
 
 enum hapt_status hapt_fail(enum hapt_status status, const char *hint, const char *format, ...)
 {
-    pthread_mutex_lock(&record.lock);
-    if (record.status == HAPT_OK) {
+    struct hapt_failure *to = record();
+    pthread_mutex_lock(&lock);
+    if (to->status == HAPT_OK) {
         va_list arguments;
         va_start(arguments, format);
-        vsnprintf(record.message, sizeof record.message, format, arguments);
+        vsnprintf(to->message, sizeof to->message, format, arguments);
         va_end(arguments);
-        snprintf(record.hint, sizeof record.hint, "%s", hint ? hint : usual_hint(status));
-        hapt_text_make_printable(record.message, false);
-        hapt_text_make_printable(record.hint, false);
-        record.status = status;
+        snprintf(to->hint, sizeof to->hint, "%s", hint ? hint : usual_hint(status));
+        hapt_text_make_printable(to->message, false);
+        hapt_text_make_printable(to->hint, false);
+        to->status = status;
     }
-    pthread_mutex_unlock(&record.lock);
+    pthread_mutex_unlock(&lock);
     return status;
 }
 
 const char *hapt_fail_message(void)
 {
-    return record.message;
+    return record()->message;
 }
 
 const char *hapt_fail_hint(void)
 {
-    return record.hint;
+    return record()->hint;
 }
 
 void hapt_fail_reset(void)
 {
-    pthread_mutex_lock(&record.lock);
-    record.status = HAPT_OK;
-    record.message[0] = record.hint[0] = '\0';
-    pthread_mutex_unlock(&record.lock);
+    struct hapt_failure *of = record();
+    pthread_mutex_lock(&lock);
+    of->status = HAPT_OK;
+    of->message[0] = of->hint[0] = '\0';
+    pthread_mutex_unlock(&lock);
+}
+
+struct hapt_failure *hapt_fail_divert(struct hapt_failure *failure)
+{
+    struct hapt_failure *before = diverted;
+    diverted = failure;
+    return before;
 }
 
 const char *hapt_status_name(enum hapt_status status)

@@ -10,7 +10,6 @@
 struct job {
     struct hapt_planning planning;
     struct hapt_checkpoint *checkpoint;
-    struct hapt_train_result *result;
 };
 
 static bool keeps_plan(const struct hapt_config *config, const struct job *job)
@@ -101,10 +100,9 @@ static enum hapt_status run_job(struct hapt_env *env, struct hapt_config *config
     HAPT_TRY(hapt_phase_rebatch(env, planning->plan, arena, &planning->model));
     HAPT_TRY(hapt_env_agree(env->world, check_global_batch(config, planning)));
     HAPT_TRY(hapt_train_settle_steps(env, config, planning->model, planning->plan));
-    HAPT_TRY(hapt_train_run(env, planning->cluster, planning->model, planning->plan, job->checkpoint, config, arena,
-                            &job->result));
-    const struct hapt_run run = {
-        config, planning->cluster, planning->model, planning->layers, planning->profile, planning->plan, job->result};
+    struct hapt_run run = {
+        config, planning->cluster, planning->model, planning->layers, planning->profile, planning->plan, NULL};
+    HAPT_TRY(hapt_phase_train(env, &run, job->checkpoint, arena));
     return hapt_phase_report(env, &run, arena);
 }
 

@@ -172,6 +172,9 @@ enum hapt_status hapt_plan_compare_rows(struct hapt_env *env, struct hapt_config
 enum hapt_status hapt_plan_compare_print(struct hapt_env *env, struct hapt_config *config,
                                          const struct hapt_profile *profile, const struct hapt_layers *layers,
                                          struct hapt_arena *arena);
+/* Trains, with metrics in the output folder meanwhile, and sets run->result. As hapt_train_run. */
+enum hapt_status hapt_phase_train(struct hapt_env *env, struct hapt_run *run, const struct hapt_checkpoint *checkpoint,
+                                  struct hapt_arena *arena);
 /* Writes the run file and prints the summary. HAPT_STOPPED after a signal or the time limit. */
 enum hapt_status hapt_phase_report(struct hapt_env *env, const struct hapt_run *run, struct hapt_arena *arena);
 

@@ -11,7 +11,7 @@ const char hapt_command_report_help[] =
     "/topology, /layers, /profile, /plan, /settings, /environment (of each rank: host, pid, kernel, cpus,\n"
     "interfaces, device, threads, versions) and /train (loss, gradient_norm, learning_rate, step_time per step;\n"
     "per-stage busy, idle and communication time; memory; warnings: ranks and links that were slower than planned).\n"
-    "Each has its units.\n"
+    "Each has its units. A run that still trains can be read, too; --json has the metrics of each step.\n"
     "--html out.html writes a page without outside references: the timeline of a step, measured (hapt train --trace "
     "N)\n"
     "below predicted, losses, medians and memory of the stages, the cluster, and the plan in words. Attributes data-*\n"

@@ -13,13 +13,19 @@ const char hapt_command_train_help[] =
     "(--global-batch), else the model's.\n"
     "\n"
     "The output folder holds run.h5 (/topology, /plan, /settings, and under /train: loss, gradient_norm,\n"
-    "learning_rate, step_time, tokens_per_second or images_per_second [step]; stage_busy, stage_reduce, stage_idle,\n"
+    "learning_rate, step_time, tokens_per_second or images_per_second, mfu [step]; stage_busy, stage_reduce, "
+    "stage_idle,\n"
     "stage_communication, stage_microbatch [step][stage]; memory_planned, memory_measured,\n"
-    "host_memory (on the hosts, --offload) [stage]) and\n"
+    "host_memory (on the hosts, --offload) [stage]),\n"
+    "metrics.csv (a line per step, written at once), tensorboard/ (--tensorboard yes) and\n"
     "checkpoints/step-N: shard-K.h5 per stage, and per stage with frozen weights (/parameters, /state0, /state1:\n"
     "whole tensors by published name), and\n"
     "manifest.h5 (step, plan, options, history, identity of the data, sizes and checksums). One job owns the\n"
     "folder, through its lock .hapt-lock. A folder that holds a run needs --resume or --overwrite.\n"
+    "\n"
+    "run.h5 is replaced every --metrics-every by a complete file, so it can be read while training runs and after a\n"
+    "crash: its attribute state is running, finished or stopped, and written is its time. h5web and silx open it on\n"
+    "the loss. A metric that cannot be written is a warning; training goes on.\n"
     "\n"
     "--resume continues from the newest complete checkpoint and gives the same bits as an uninterrupted run. A\n"
     "damaged checkpoint (wrong checksum, broken structure) is skipped with a warning and renamed step-N.damaged.\n"
@@ -50,13 +56,12 @@ const char hapt_command_train_help[] =
     "of the weights, and the output folder is outputs/<input's name>-emulated. All times are in modelled seconds;\n"
     "with --time-scale 0.5 they pass twice as fast.\n";
 
-static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
+static enum hapt_status run_train(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
 {
     struct hapt_model *model = NULL;
     struct hapt_cluster *cluster = NULL;
     struct hapt_checkpoint *checkpoint = NULL;
     struct hapt_plan *plan = NULL;
-    struct hapt_train_result *result = NULL;
     HAPT_TRY(hapt_phase_model(env, config, arena, &model));
     HAPT_TRY(hapt_run_folder_claim(env, config, arena));
     HAPT_TRY(hapt_train_check_disk(env, config, model));
@@ -72,15 +77,14 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
     HAPT_TRY(hapt_phase_rebatch(env, plan, arena, &model));
     plan->precision = model->precision;
     HAPT_TRY(hapt_train_settle_steps(env, config, model, plan));
-    HAPT_TRY(hapt_train_run(env, cluster, model, plan, checkpoint, config, arena, &result));
-    const struct hapt_run finished = {
-        .config = config, .cluster = cluster, .model = model, .plan = plan, .result = result};
-    return hapt_phase_report(env, &finished, arena);
+    struct hapt_run run = {.config = config, .cluster = cluster, .model = model, .plan = plan};
+    HAPT_TRY(hapt_phase_train(env, &run, checkpoint, arena));
+    return hapt_phase_report(env, &run, arena);
 }
 
 enum hapt_status hapt_command_train(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
 {
-    const enum hapt_status status = run(env, config, arena);
+    const enum hapt_status status = run_train(env, config, arena);
     hapt_env_end_alone(env, status);
     hapt_run_folder_leave(env);
     return status;

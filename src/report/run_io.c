@@ -3,8 +3,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "hapt/lock.h"
 #include "hapt/report.h"
 #include "hapt/text.h"
+#include "nexus.h"
 
 enum { VERSION = 1, LOSS_WINDOW = 20 };
 
@@ -50,13 +52,16 @@ static enum hapt_status write_model_name(struct hapt_h5 *file, const struct hapt
     return hapt_h5_write_attribute_text(file, "/settings", "model", text);
 }
 
-static double flops_per_item(const struct hapt_model *model)
+static enum hapt_status write_state(struct hapt_h5 *file, const char *state)
 {
-    return hapt_model_flops(model) / (double)hapt_model_items(model);
+    char now[HAPT_TIME_ISO_CHARS];
+    HAPT_TRY(hapt_h5_write_attribute_text(file, "/", "state", state));
+    return hapt_h5_write_attribute_text(file, "/", "written", hapt_time_iso(hapt_time_epoch_s(), now));
 }
 
-static enum hapt_status write_run(struct hapt_h5 *file, const struct hapt_run *run)
+static enum hapt_status write_run(struct hapt_h5 *file, const struct hapt_run *run, const char *state)
 {
+    HAPT_TRY(write_state(file, state));
     HAPT_TRY(hapt_cluster_write(file, "/topology", run->cluster));
     if (run->layers) HAPT_TRY(hapt_layers_write(file, "/layers", run->layers));
     if (run->profile) HAPT_TRY(hapt_profile_write(file, "/profile", run->profile));
@@ -66,16 +71,18 @@ static enum hapt_status write_run(struct hapt_h5 *file, const struct hapt_run *r
     HAPT_TRY(hapt_environment_write(file, run->result->rank_count, run->result->environment));
     HAPT_TRY(hapt_train_write(file, run->result));
     HAPT_TRY(hapt_train_write_trace(file, run->result));
-    HAPT_TRY(hapt_h5_write_attribute_real(file, "/train", "flops_per_item", flops_per_item(run->model), "FLOP"));
-    return hapt_h5_write_attribute_text(file, "/train", "checkpoint",
-                                        run->result->checkpoint ? run->result->checkpoint : "");
+    return nexus_write(file, run->result);
 }
 
-enum hapt_status hapt_run_save(const struct hapt_run *run, const char *path)
+/* The lock is checked again before the file gets its name, because writing may take long. */
+enum hapt_status hapt_run_save(const struct hapt_run *run, const char *state, const char *path)
 {
     struct hapt_h5 *file = NULL;
+    HAPT_TRY(hapt_lock_check());
     HAPT_TRY(hapt_h5_create(path, "hapt-run", VERSION, &file));
-    return hapt_h5_finish(file, write_run(file, run));
+    enum hapt_status status = write_run(file, run, state);
+    if (status == HAPT_OK) status = hapt_lock_check();
+    return hapt_h5_finish(file, status);
 }
 
 /* Median over the steps of one column of a [steps][stages] table. */
@@ -90,12 +97,12 @@ static enum hapt_status column_median(const double *table, int64_t steps, int st
 }
 
 struct tables {
-    int64_t steps; /* of this run */
-    const double *loss;
-    const double *busy_s, *idle_s, *comm_s, *reduce_s; /* [steps][stages] */
-    const double *microbatch_s;                        /* [steps][stages]; NULL: an older file without it */
-    const double *planned_bytes, *measured_bytes;      /* [stages] */
-    const double *host_bytes;                          /* [stages], or NULL */
+    int64_t steps;                                               /* of this run */
+    const double *loss, *gradient_norm, *learning_rate, *time_s; /* [steps], of all runs */
+    const double *busy_s, *idle_s, *comm_s, *reduce_s;           /* [steps][stages] */
+    const double *microbatch_s;                                  /* [steps][stages]; NULL: an older file without it */
+    const double *planned_bytes, *measured_bytes;                /* [stages] */
+    const double *host_bytes;                                    /* [stages], or NULL */
 };
 
 static enum hapt_status fill(struct hapt_report *report, const struct tables *tables, struct hapt_arena *arena)
@@ -103,6 +110,9 @@ static enum hapt_status fill(struct hapt_report *report, const struct tables *ta
     const int stages = report->plan->stage_count;
     report->predicted_step_s = report->plan->simulated_s;
     report->loss = report->time_scale > 0 ? NULL : tables->loss;
+    report->gradient_norm = report->time_scale > 0 ? NULL : tables->gradient_norm;
+    report->learning_rate = tables->learning_rate;
+    report->time_s = tables->time_s;
     if (report->steps > 0 && report->loss) {
         report->first_loss = tables->loss[0];
         report->last_loss = tables->loss[report->steps - 1];
@@ -140,12 +150,16 @@ enum hapt_status hapt_report_build(const struct hapt_run *run, struct hapt_arena
                                    .step_s = train->steady_step_s,
                                    .item = train->item,
                                    .items_per_s = train->items_per_s,
-                                   .flops_per_item = flops_per_item(run->model),
+                                   .flops_per_item = train->flops_per_item,
+                                   .peak_flops = train->peak_flops,
+                                   .state = train->stopped_by ? HAPT_RUN_STOPPED : HAPT_RUN_FINISHED,
                                    .time_scale = train->time_scale,
                                    .max_lateness_s = train->late_s,
                                    .checkpoint = train->checkpoint,
                                    .checkpoint_s = train->checkpoint_s,
                                    .stopped = train->stopped_by != NULL};
+    report->written = "";
+    report->items_per_step = train->items_per_step;
     report->rank_count = train->rank_count;
     report->environment = train->environment;
     report->warning_count = train->warning_count;
@@ -154,6 +168,9 @@ enum hapt_status hapt_report_build(const struct hapt_run *run, struct hapt_arena
         report->warning[w] = (struct hapt_report_warning){train->warning[w].step, train->warning[w].text};
     const struct tables tables = {.steps = train->history.count - train->first_step,
                                   .loss = train->history.loss,
+                                  .gradient_norm = train->history.gradient_norm,
+                                  .learning_rate = train->history.learning_rate,
+                                  .time_s = train->history.time_s,
                                   .busy_s = train->busy_s,
                                   .idle_s = train->idle_s,
                                   .comm_s = train->comm_s,
@@ -179,10 +196,37 @@ static enum hapt_status read_table(struct hapt_h5 *file, const char *name, int d
     return HAPT_OK;
 }
 
+static enum hapt_status read_curves(struct hapt_h5 *file, struct hapt_report *report, struct hapt_arena *arena,
+                                    struct tables *tables)
+{
+    const int64_t steps = report->steps;
+    if (report->time_scale == 0) {
+        HAPT_TRY(read_table(file, "/train/loss", 1, steps, -1, arena, &tables->loss));
+        HAPT_TRY(read_table(file, "/train/gradient_norm", 1, steps, -1, arena, &tables->gradient_norm));
+    }
+    HAPT_TRY(read_table(file, "/train/learning_rate", 1, steps, -1, arena, &tables->learning_rate));
+    HAPT_TRY(read_table(file, "/train/step_time", 1, steps, -1, arena, &tables->time_s));
+    if (hapt_h5_has_attribute(file, "/train", "peak_flops"))
+        HAPT_TRY(hapt_h5_read_attribute_real(file, "/train", "peak_flops", &report->peak_flops));
+    return HAPT_OK;
+}
+
+/* Files of earlier versions have neither: they were written at the end. */
+static enum hapt_status read_state(struct hapt_h5 *file, struct hapt_report *report, struct hapt_arena *arena)
+{
+    report->state = report->written = "";
+    if (hapt_h5_has_attribute(file, "/", "state"))
+        HAPT_TRY(hapt_h5_read_attribute_text(file, "/", "state", arena, &report->state));
+    if (hapt_h5_has_attribute(file, "/", "written"))
+        HAPT_TRY(hapt_h5_read_attribute_text(file, "/", "written", arena, &report->written));
+    report->stopped = strcmp(report->state, HAPT_RUN_STOPPED) == 0;
+    return HAPT_OK;
+}
+
 static enum hapt_status read_train(struct hapt_h5 *file, struct hapt_report *report, struct hapt_arena *arena)
 {
     struct tables tables = {0};
-    int64_t items_per_step = 0, shape[HAPT_H5_MAX_DIMS] = {0};
+    int64_t shape[HAPT_H5_MAX_DIMS] = {0};
     int dims = 0;
     const int64_t stages = report->plan->stage_count;
     if (hapt_h5_exists(file, "/train/step_time")) HAPT_TRY(hapt_h5_shape(file, "/train/step_time", &dims, shape));
@@ -192,7 +236,7 @@ static enum hapt_status read_train(struct hapt_h5 *file, struct hapt_report *rep
     }
     report->steps = dims == 1 ? shape[0] : 0;
     HAPT_TRY(hapt_h5_read_attribute_int(file, "/train", "first_step", &report->first_step));
-    HAPT_TRY(hapt_h5_read_attribute_int(file, "/train", "items_per_step", &items_per_step));
+    HAPT_TRY(hapt_h5_read_attribute_int(file, "/train", "items_per_step", &report->items_per_step));
     HAPT_TRY(hapt_h5_read_attribute_text(file, "/train", "item", arena, &report->item));
     HAPT_TRY(hapt_h5_read_attribute_real(file, "/train", "steady_step_time", &report->step_s));
     HAPT_TRY(hapt_h5_read_attribute_real(file, "/train", "flops_per_item", &report->flops_per_item));
@@ -202,7 +246,7 @@ static enum hapt_status read_train(struct hapt_h5 *file, struct hapt_report *rep
     if (report->first_step < 0 || report->first_step > report->steps)
         return hapt_fail(HAPT_ERR_INPUT, "the file is damaged", "%s: first_step is out of range", hapt_h5_path(file));
     tables.steps = report->steps - report->first_step;
-    if (report->time_scale == 0) HAPT_TRY(read_table(file, "/train/loss", 1, report->steps, -1, arena, &tables.loss));
+    HAPT_TRY(read_curves(file, report, arena, &tables));
     HAPT_TRY(read_table(file, "/train/stage_busy", 2, tables.steps, stages, arena, &tables.busy_s));
     HAPT_TRY(read_table(file, "/train/stage_idle", 2, tables.steps, stages, arena, &tables.idle_s));
     HAPT_TRY(read_table(file, "/train/stage_reduce", 2, tables.steps, stages, arena, &tables.reduce_s));
@@ -213,7 +257,7 @@ static enum hapt_status read_train(struct hapt_h5 *file, struct hapt_report *rep
     HAPT_TRY(read_table(file, "/train/memory_measured", 1, stages, -1, arena, &tables.measured_bytes));
     if (hapt_h5_exists(file, "/train/host_memory"))
         HAPT_TRY(read_table(file, "/train/host_memory", 1, stages, -1, arena, &tables.host_bytes));
-    report->items_per_s = report->step_s > 0 ? (double)items_per_step / report->step_s : 0;
+    report->items_per_s = report->step_s > 0 ? (double)report->items_per_step / report->step_s : 0;
     return fill(report, &tables, arena);
 }
 
@@ -249,6 +293,7 @@ enum hapt_status hapt_report_load(const char *path, struct hapt_arena *arena, st
     report->cluster = cluster;
     if (status == HAPT_OK && hapt_h5_has_attribute(file, "/settings", "model"))
         status = hapt_h5_read_attribute_text(file, "/settings", "model", arena, &report->model);
+    if (status == HAPT_OK) status = read_state(file, report, arena);
     if (status == HAPT_OK) status = read_train(file, report, arena);
     struct hapt_history history = {0};
     if (status == HAPT_OK) status = hapt_validation_read(file, "/train", report->steps, arena, &history);

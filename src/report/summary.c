@@ -49,6 +49,8 @@ void hapt_report_print(const struct hapt_env *env, const struct hapt_report *rep
     char measured[32], predicted[32], flops[32];
     hapt_print(env, report->time_scale > 0 ? "\nRehearsal\n" : "\nRun\n");
     print_stages(env, report);
+    if (!strcmp(report->state, HAPT_RUN_RUNNING))
+        hapt_print(env, "\nstate        running, or ended without a report; written %s", report->written);
     hapt_print(env, "\nsteps        %lld", (long long)report->steps);
     if (report->first_step > 0) hapt_print(env, " (resumed at %lld)", (long long)report->first_step);
     if (report->loss)
@@ -111,6 +113,40 @@ static json_t *validation_json(const struct hapt_report *report)
     return json;
 }
 
+/* Values of the steps; what is not finite is null. NULL: none are known. */
+static json_t *curve_json(const double *value, int64_t count)
+{
+    if (!value) return json_null();
+    json_t *json = json_array();
+    for (int64_t i = 0; i < count; i++)
+        json_array_append_new(json, isfinite(value[i]) ? json_real(value[i]) : json_null());
+    return json;
+}
+
+/* An amount of each step over its time. */
+static json_t *rate_json(const struct hapt_report *report, double amount)
+{
+    json_t *json = json_array();
+    for (int64_t i = 0; i < report->steps; i++)
+        json_array_append_new(json, report->time_s[i] > 0 ? json_real(amount / report->time_s[i]) : json_null());
+    return json;
+}
+
+/* The metrics of each step, but for the loss, which stands beside them. */
+static json_t *steps_json(const struct hapt_report *report, const char *rate_name)
+{
+    const double items = (double)report->items_per_step;
+    json_t *step = json_array(), *json;
+    for (int64_t i = 0; i < report->steps; i++) json_array_append_new(step, json_integer(i + 1));
+    json = json_pack("{s:o, s:o, s:o, s:o, s:o}", "step", step, "gradient_norm",
+                     curve_json(report->gradient_norm, report->steps), "learning_rate",
+                     curve_json(report->learning_rate, report->steps), "step_time_s",
+                     curve_json(report->time_s, report->steps), rate_name, rate_json(report, items));
+    if (json && report->peak_flops > 0)
+        json_object_set_new(json, "mfu", rate_json(report, items * report->flops_per_item / report->peak_flops));
+    return json;
+}
+
 enum hapt_status hapt_report_print_json(const struct hapt_report *report)
 {
     char rate_name[64], flops_name[64];
@@ -118,16 +154,16 @@ enum hapt_status hapt_report_print_json(const struct hapt_report *report)
     snprintf(flops_name, sizeof flops_name, "model_flops_per_%s", report->item);
     json_t *stages = json_array();
     for (int i = 0; i < report->plan->stage_count; i++) json_array_append_new(stages, stage_json(&report->stage[i]));
-    json_t *loss = report->loss ? json_array() : json_null();
-    for (int64_t i = 0; report->loss && i < report->steps; i++) json_array_append_new(loss, json_real(report->loss[i]));
+    json_t *loss = curve_json(report->loss, report->steps);
     json_t *train = json_pack(
-        "{s:I, s:I, s:b, s:o, s:i, s:o, s:o, s:o, s:f, s:f, s:f, s:f, s:f, s:s, s:o}", "steps",
-        (json_int_t)report->steps, "first_step", (json_int_t)report->first_step, "stopped", (int)report->stopped,
-        "loss", loss, "layers", report->plan->layer_count, "first_loss", real_or_null(report, report->first_loss),
-        "last_loss", real_or_null(report, report->last_loss), "mean_loss", real_or_null(report, report->mean_loss),
-        "step_time_s", report->step_s, "predicted_step_time_s", report->predicted_step_s, rate_name,
-        report->items_per_s, flops_name, report->flops_per_item, "checkpoint_time_s", report->checkpoint_s,
-        "checkpoint", report->checkpoint ? report->checkpoint : "", "stages", stages);
+        "{s:I, s:I, s:s, s:s, s:b, s:o, s:i, s:o, s:o, s:o, s:f, s:f, s:f, s:f, s:f, s:s, s:o, s:o}", "steps",
+        (json_int_t)report->steps, "first_step", (json_int_t)report->first_step, "state", report->state, "written",
+        report->written, "stopped", (int)report->stopped, "loss", loss, "layers", report->plan->layer_count,
+        "first_loss", real_or_null(report, report->first_loss), "last_loss", real_or_null(report, report->last_loss),
+        "mean_loss", real_or_null(report, report->mean_loss), "step_time_s", report->step_s, "predicted_step_time_s",
+        report->predicted_step_s, rate_name, report->items_per_s, flops_name, report->flops_per_item,
+        "checkpoint_time_s", report->checkpoint_s, "checkpoint", report->checkpoint ? report->checkpoint : "", "stages",
+        stages, "per_step", steps_json(report, rate_name));
     if (train && report->time_scale > 0)
         json_object_set_new(
             train, "rehearsal",

@@ -1,8 +1,32 @@
-/* Writes a run's results to the run file: the curves, and the times of the stages. */
+/* A run's results: summary, and the curves and the times of the stages in the run file. */
+#include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "hapt/train.h"
+
+enum { SKIPPED_STEPS = 3 }; /* not in the steady step time: cold caches, first page faults */
+
+double hapt_train_mfu(const struct hapt_train_result *result, double time_s)
+{
+    if (!(result->peak_flops > 0) || !(time_s > 0)) return NAN;
+    return (double)result->items_per_step * result->flops_per_item / (time_s * result->peak_flops);
+}
+
+double hapt_train_memory(const struct hapt_train_result *result)
+{
+    double most = 0;
+    for (int c = 0; c < result->stage_count; c++) most = fmax(most, result->measured_bytes[c]);
+    return most;
+}
+
+void hapt_train_summarise(struct hapt_train_result *result)
+{
+    const struct hapt_history *history = &result->history;
+    result->steady_step_s = hapt_train_median(history->time_s, result->first_step, history->count, SKIPPED_STEPS);
+    if (result->steady_step_s > 0) result->items_per_s = (double)result->items_per_step / result->steady_step_s;
+}
 
 double hapt_train_median(const double *time_s, int64_t from, int64_t to, int64_t skip)
 {
@@ -17,6 +41,40 @@ double hapt_train_median(const double *time_s, int64_t from, int64_t to, int64_t
     return median;
 }
 
+/* What follows from the step times. */
+static enum hapt_status write_derived_into(struct hapt_h5 *file, const struct hapt_train_result *result, double *value,
+                                           int64_t *step)
+{
+    const struct hapt_history *history = &result->history;
+    const int64_t count = history->count;
+    char name[64], units[32];
+    double sum_s = 0;
+    for (int64_t i = 0; i < count; i++) step[i] = i + 1;
+    HAPT_TRY(hapt_h5_write(file, "/train/step", HAPT_H5_I64, 1, &count, step, ""));
+    for (int64_t i = 0; i < count; i++) value[i] = sum_s += history->time_s[i];
+    HAPT_TRY(hapt_h5_write(file, "/train/time", HAPT_H5_F64, 1, &count, value, "s"));
+    if (result->peak_flops > 0) {
+        for (int64_t i = 0; i < count; i++) value[i] = hapt_train_mfu(result, history->time_s[i]);
+        HAPT_TRY(hapt_h5_write(file, "/train/mfu", HAPT_H5_F64, 1, &count, value, ""));
+    }
+    for (int64_t i = 0; i < count; i++) value[i] = (double)result->items_per_step / history->time_s[i];
+    snprintf(name, sizeof name, "/train/%ss_per_second", result->item);
+    snprintf(units, sizeof units, "%s/s", result->item);
+    return hapt_h5_write(file, name, HAPT_H5_F64, 1, &count, value, units);
+}
+
+static enum hapt_status write_derived(struct hapt_h5 *file, const struct hapt_train_result *result)
+{
+    const size_t count = (size_t)result->history.count;
+    double *value = malloc(count * sizeof *value);
+    int64_t *step = malloc(count * sizeof *step);
+    const enum hapt_status status = value && step ? write_derived_into(file, result, value, step)
+                                                  : hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for the curves");
+    free(value);
+    free(step);
+    return status;
+}
+
 static enum hapt_status write_curves(struct hapt_h5 *file, const struct hapt_train_result *result)
 {
     const struct hapt_history *history = &result->history;
@@ -29,15 +87,7 @@ static enum hapt_status write_curves(struct hapt_h5 *file, const struct hapt_tra
     HAPT_TRY(hapt_validation_write(file, "/train", history));
     HAPT_TRY(hapt_h5_write(file, "/train/learning_rate", HAPT_H5_F64, 1, shape, history->learning_rate, ""));
     HAPT_TRY(hapt_h5_write(file, "/train/step_time", HAPT_H5_F64, 1, shape, history->time_s, "s"));
-    double *rate = malloc((size_t)history->count * sizeof *rate);
-    if (!rate) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for the curves");
-    for (int64_t i = 0; i < history->count; i++) rate[i] = (double)result->items_per_step / history->time_s[i];
-    char name[64], units[32];
-    snprintf(name, sizeof name, "/train/%ss_per_second", result->item);
-    snprintf(units, sizeof units, "%s/s", result->item);
-    const enum hapt_status status = hapt_h5_write(file, name, HAPT_H5_F64, 1, shape, rate, units);
-    free(rate);
-    return status;
+    return write_derived(file, result);
 }
 
 static enum hapt_status write_stages(struct hapt_h5 *file, const struct hapt_train_result *result)
@@ -97,6 +147,9 @@ enum hapt_status hapt_train_write(struct hapt_h5 *file, const struct hapt_train_
     HAPT_TRY(hapt_h5_write_attribute_int(file, "/train", "first_step", result->first_step));
     HAPT_TRY(hapt_h5_write_attribute_text(file, "/train", "item", result->item));
     HAPT_TRY(hapt_h5_write_attribute_int(file, "/train", "items_per_step", result->items_per_step));
+    HAPT_TRY(hapt_h5_write_attribute_real(file, "/train", "flops_per_item", result->flops_per_item, "FLOP"));
+    HAPT_TRY(hapt_h5_write_attribute_real(file, "/train", "peak_flops", result->peak_flops, "FLOP/s"));
+    HAPT_TRY(hapt_h5_write_attribute_text(file, "/train", "checkpoint", result->checkpoint ? result->checkpoint : ""));
     HAPT_TRY(hapt_h5_write_attribute_int(file, "/train", "checkpoints", result->checkpoints));
     HAPT_TRY(hapt_h5_write_attribute_real(file, "/train", "checkpoint_time", result->checkpoint_s, "s"));
     if (result->history.validation_count > 0)

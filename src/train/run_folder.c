@@ -269,12 +269,12 @@ enum hapt_status hapt_run_folder_claim(const struct hapt_env *env, struct hapt_c
 
 enum hapt_status hapt_run_folder_begin(const struct hapt_config *config, const char *folder)
 {
-    static const char *const name[] = {"checkpoints", "run.h5"};
+    static const char *const name[] = {"checkpoints", "run.h5", "metrics.csv", "tensorboard"};
     char now[MOST_NAME];
     bool holds = false;
     if (!hapt_config_bool(config, "overwrite")) return HAPT_OK;
     HAPT_TRY(holds_run(folder, &holds));
-    for (int i = 0; holds && i < 2; i++) {
+    for (int i = 0; holds && i < 4; i++) {
         if (!is_there(folder, name[i])) continue;
         if (!hapt_folder_rename_with_suffix(folder, name[i], OVERWRITTEN, now, sizeof now))
             return hapt_fail(HAPT_ERR_IO, "check the rights in the output folder", "%s/%s cannot be renamed: %s",
@@ -283,14 +283,26 @@ enum hapt_status hapt_run_folder_begin(const struct hapt_config *config, const c
     return HAPT_OK;
 }
 
+static bool is_event_file(const char *name)
+{
+    return strncmp(name, "events.out.tfevents.", sizeof "events.out.tfevents." - 1) == 0;
+}
+
+/* NAME.overwritten, or NAME.overwritten-2, ... */
+static bool is_overwritten(const char *name, const char *of)
+{
+    const size_t length = strlen(of);
+    return strncmp(name, of, length) == 0 && strncmp(name + length, "." OVERWRITTEN, sizeof "." OVERWRITTEN - 1) == 0;
+}
+
 static bool remove_overwritten(void *context, const char *name)
 {
     const char *folder = context;
     char path[MOST_PATH];
-    const bool checkpoints = strncmp(name, "checkpoints." OVERWRITTEN, sizeof "checkpoints." OVERWRITTEN - 1) == 0;
     if (snprintf(path, sizeof path, "%s/%s", folder, name) >= MOST_PATH) return true;
-    if (checkpoints && hapt_folder_is(path)) checkpoint_remove_all(path);
-    if (strncmp(name, "run.h5." OVERWRITTEN, sizeof "run.h5." OVERWRITTEN - 1) == 0) unlink(path);
+    if (is_overwritten(name, "checkpoints") && hapt_folder_is(path)) checkpoint_remove_all(path);
+    if (is_overwritten(name, "run.h5") || is_overwritten(name, "metrics.csv")) unlink(path);
+    if (is_overwritten(name, "tensorboard")) hapt_folder_remove(folder, name, is_event_file);
     return true;
 }
 

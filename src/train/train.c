@@ -14,13 +14,12 @@
 #include "run_data.h"
 #include "runtime.h"
 #include "save.h"
+#include "step_line.h"
 #include "trace.h"
 #include "validation.h"
 #include "watch.h"
 #include "watch_origin.h"
 #include "watch_slow.h"
-
-#define SKIPPED_STEPS 3 /* not in the steady step time: cold caches, first page faults */
 
 /* Data that every rank sends to all others once per step. */
 struct vote {
@@ -38,6 +37,7 @@ struct run {
     const struct hapt_env *env;
     const struct hapt_plan *plan;
     const struct hapt_config *config;
+    const struct hapt_train_observer *observer;
     struct hapt_arena *arena;
     struct worker worker;
     struct hapt_data *data;
@@ -393,18 +393,19 @@ static enum hapt_status take_step(struct run *run, int64_t number, int *stop)
     return HAPT_OK;
 }
 
-static void show(struct run *run, struct hapt_progress *progress, int64_t step)
+/* Shows the step and tells the observer. After the first step the ranks tell each other how much memory they take; its
+ * duration does not count for any step. */
+static void note_step(struct run *run, struct hapt_progress *progress, int64_t step)
 {
-    const struct hapt_history *history = &run->result->history;
-    const int64_t from = step - run->first >= 20 ? step - 20 : run->first;
-    double time_s = 0;
-    for (int64_t s = from; s <= step; s++) time_s += history->time_s[s];
-    char detail[96], loss[32];
-    snprintf(loss, sizeof loss, run->worker.runtime->computes ? "loss %.4f" : "no loss (modelled)",
-             history->loss[step]);
-    snprintf(detail, sizeof detail, "%s, %.0f %ss/s", loss,
-             (double)run->result->items_per_step * (double)(step + 1 - from) / time_s, run->result->item);
-    hapt_progress_update(progress, (long)(step + 1), detail);
+    const struct hapt_train_observer *observer = run->observer;
+    run->result->checkpoint = run->saver.path;
+    if (step == run->first) {
+        const enum hapt_status status = worker_gather_memory(&run->worker, run->result);
+        if (status != HAPT_OK) hapt_die(status);
+        run->mark_s = hapt_time_s();
+    }
+    step_line_show(run->result, progress);
+    if (observer && observer->step) observer->step(observer->context, run->result);
 }
 
 /* Advances an asynchronous checkpoint with the votes of this step. */
@@ -443,7 +444,7 @@ static enum hapt_status loop(struct run *run)
     for (int64_t step = run->first; step < run->end && status == HAPT_OK && !stop; step++) {
         status = take_step(run, step, &stop);
         if (status != HAPT_OK) break;
-        show(run, &progress, step);
+        note_step(run, &progress, step);
         report_stop(run, stop, step);
         status = advance_checkpoint(run);
         if (status == HAPT_OK) status = compare_replicas(run, false);
@@ -463,6 +464,16 @@ static enum hapt_status loop(struct run *run)
         const enum hapt_status saved = save(run, true);
         if (status == HAPT_OK) status = saved;
     }
+    return status;
+}
+
+/* The loop and its observer. */
+static enum hapt_status observed_loop(struct run *run)
+{
+    const struct hapt_train_observer *observer = run->observer;
+    if (observer && observer->begin) observer->begin(observer->context, run->result);
+    const enum hapt_status status = loop(run);
+    if (observer && observer->end) observer->end(observer->context, run->result, status != HAPT_OK);
     return status;
 }
 
@@ -497,13 +508,6 @@ static enum hapt_status open_validation(struct run *run)
         validation_open(&run->validation, &run->worker, path, hapt_config_int(run->config, "validate-rows"), images));
     run->validation.every = hapt_config_int(run->config, "validate-every");
     return HAPT_OK;
-}
-
-static enum hapt_status open_data(struct run *run)
-{
-    run->result->item = hapt_model_item(run->worker.model);
-    run->result->items_per_step = run->plan->microbatches * hapt_model_items(run->worker.model);
-    return run_data_open(run->env, run->config, run->worker.model, run->plan, run->end, &run->data);
 }
 
 /* Refuses to replace real checkpoints with samples, even with --overwrite. */
@@ -554,7 +558,9 @@ static enum hapt_status prepare(struct run *run, const struct hapt_checkpoint *c
     if (checkpoint && checkpoint->plan == run->plan) run->saver.saved = checkpoint->step;
     run->end = run_data_end(run->config, run->optimizer.steps);
     if (run->end < run->first) run->end = run->first;
+    worker_describe(&run->worker, result);
     result->first_step = run->first;
+    result->end_step = run->end;
     result->time_scale = run->worker.runtime->computes ? 0 : run->worker.time_scale;
     result->stage_count = run->plan->stage_count;
     if (checkpoint) {
@@ -587,7 +593,7 @@ static enum hapt_status train(struct run *run, const struct hapt_checkpoint *che
 {
     const MPI_Comm world = run->env->world;
     HAPT_TRY(hapt_env_agree(world, prepare(run, checkpoint)));
-    HAPT_TRY(open_data(run));
+    HAPT_TRY(run_data_open(run->env, run->config, run->worker.model, run->plan, run->end, &run->data));
     HAPT_TRY(open_validation(run));
     HAPT_TRY(hapt_env_agree(world, trace_create(&run->worker, hapt_config_int(run->config, "trace"))));
     HAPT_TRY(worker_join(&run->worker, hapt_config_real(run->config, "timeout"), &run->exits_together));
@@ -598,7 +604,7 @@ static enum hapt_status train(struct run *run, const struct hapt_checkpoint *che
     HAPT_TRY(hapt_env_agree(world, set));
     HAPT_TRY(saver_open(&run->saver, run->config, run->data, run->validation.data, checkpoint, saves_often(run)));
     if (checkpoint) saver_compare_data(&run->saver, checkpoint);
-    enum hapt_status status = loop(run);
+    const enum hapt_status status = observed_loop(run);
     const enum hapt_status drained = worker_drain(&run->worker);
     if (drained != HAPT_OK) hapt_die(drained);
     HAPT_TRY(status);
@@ -610,9 +616,10 @@ static enum hapt_status train(struct run *run, const struct hapt_checkpoint *che
 enum hapt_status hapt_train_run(const struct hapt_env *env, const struct hapt_cluster *cluster,
                                 const struct hapt_model *model, const struct hapt_plan *plan,
                                 const struct hapt_checkpoint *checkpoint, const struct hapt_config *config,
-                                struct hapt_arena *arena, struct hapt_train_result **result)
+                                const struct hapt_train_observer *observer, struct hapt_arena *arena,
+                                struct hapt_train_result **result)
 {
-    struct run run = {.env = env, .plan = plan, .config = config, .arena = arena};
+    struct run run = {.env = env, .plan = plan, .config = config, .observer = observer, .arena = arena};
     run.worker = worker_of(env, cluster, model, plan, arena);
     hapt_stop_defer(); /* until the end of a step */
     /* An agreement may wait for a slow disk, so it has a longer deadline than a message. */
@@ -628,11 +635,8 @@ enum hapt_status hapt_train_run(const struct hapt_env *env, const struct hapt_cl
     validation_release(&run.validation);
     hapt_data_close(run.data);
     if (status != HAPT_OK) return status;
-    const struct hapt_history *history = &run.result->history;
     run.result->checkpoint = run.saver.path;
-    run.result->steady_step_s = hapt_train_median(history->time_s, run.first, history->count, SKIPPED_STEPS);
-    if (run.result->steady_step_s > 0)
-        run.result->items_per_s = (double)run.result->items_per_step / run.result->steady_step_s;
+    hapt_train_summarise(run.result);
     *result = run.result;
     return HAPT_OK;
 }

@@ -161,7 +161,9 @@ int64_t worker_block_elements(const struct worker *worker);
 
 /* ---- The description of the run: worker_report.c ---- */
 
-/* Each is collective over env->world. `result` has room for the plan's stages. */
+/* The items of a step, their FLOPs, and those of the devices. Rank-local. */
+void worker_describe(const struct worker *worker, struct hapt_train_result *result);
+/* Each of these is collective over env->world. `result` has room for the plan's stages. */
 enum hapt_status worker_gather_environment(const struct worker *worker, struct hapt_train_result *result);
 /* Prints the carriers of collectives and boundaries, for devices that could exchange directly. */
 enum hapt_status worker_report_carriers(const struct worker *worker);

@@ -292,7 +292,7 @@ static void transfer_slots_for_skips(void)
         more++;
         plan->transfer_slots--;
         CHECK_MESSAGE(hapt_train_run(&test_env, make_cluster(&shape), model, plan, NULL, config_of("fewer", plain),
-                                     &arena, &result) == HAPT_ERR_USAGE,
+                                     NULL, &arena, &result) == HAPT_ERR_USAGE,
                       "groups of %d on %d submeshes run with %d transfer slots", shape.loop_batch, D,
                       plan->transfer_slots);
         hapt_fail_reset();
@@ -310,7 +310,7 @@ static void plans_of_other_models_are_refused(void)
     const struct shape shape = shape_of(HAPT_SCHEDULE_1F1B, 2 * test_env.world_size, test_env.world_size, 1, false);
     struct hapt_plan *plan = make_plan(&shape);
     plan->stage[0].forward_only = 1;
-    CHECK(hapt_train_run(&test_env, make_cluster(&shape), model, plan, NULL, config_of("other", plain), &arena,
+    CHECK(hapt_train_run(&test_env, make_cluster(&shape), model, plan, NULL, config_of("other", plain), NULL, &arena,
                          &result) == HAPT_ERR_INPUT);
     hapt_fail_reset();
     model = usual;

@@ -201,7 +201,7 @@ static struct hapt_train_result *run(const struct mixture *mixture, bool paced, 
         options[count++] = stop_after;
     }
     CHECK_OK(hapt_train_run(&test_env, mixed_cluster(mixture, paced), model, mixed_plan(mixture, mixture->ratio),
-                            checkpoint, make_config(name, options), &arena, &result));
+                            checkpoint, make_config(name, options), NULL, &arena, &result));
     return result;
 }
 
@@ -279,12 +279,12 @@ static void too_small_shares(void)
     if (test_env.world_size != 2) return;
     load_model(4);
     CHECK_FAILS(hapt_train_run(&test_env, mixed_cluster(&alone, false), model, mixed_plan(&alone, alone.ratio), NULL,
-                               make_config("none", reference_options), &arena, &result),
+                               make_config("none", reference_options), NULL, &arena, &result),
                 HAPT_ERR_INPUT);
     const double half[2] = {0.5, 0.5};
     load_model(1);
     CHECK_FAILS(hapt_train_run(&test_env, mixed_cluster(&alone, false), model, mixed_plan(&alone, half), NULL,
-                               make_config("none", reference_options), &arena, &result),
+                               make_config("none", reference_options), NULL, &arena, &result),
                 HAPT_ERR_INFEASIBLE);
 }
 

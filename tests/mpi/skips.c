@@ -188,7 +188,7 @@ static struct hapt_train_result *run(const char *name, struct hapt_plan *plan, s
                                      const char *const *given)
 {
     struct hapt_train_result *result = NULL;
-    CHECK_OK(hapt_train_run(&test_env, cluster, model, plan, NULL, make_config(name, given), &arena, &result));
+    CHECK_OK(hapt_train_run(&test_env, cluster, model, plan, NULL, make_config(name, given), NULL, &arena, &result));
     return result;
 }
 

@@ -277,17 +277,17 @@ static void refusals(void)
                                "constant", "--clip-norm", "0",       NULL};
     shape.microbatches = 3; /* 6 rows a step; the batches have 8 */
     CHECK(hapt_train_run(&test_env, make_cluster(&shape), model, make_plan(&shape), NULL, make_config("r", options),
-                         &arena, &result) == HAPT_ERR_INPUT);
+                         NULL, &arena, &result) == HAPT_ERR_INPUT);
     hapt_fail_reset();
     shape.microbatches = 4;
-    CHECK(hapt_train_run(&test_env, make_cluster(&shape), model, make_plan(&shape), NULL, make_config("r", many),
+    CHECK(hapt_train_run(&test_env, make_cluster(&shape), model, make_plan(&shape), NULL, make_config("r", many), NULL,
                          &arena, &result) == HAPT_ERR_INPUT);
     hapt_fail_reset();
-    CHECK(hapt_train_run(&test_env, make_cluster(&shape), model, make_plan(&shape), NULL, make_config("r", none),
+    CHECK(hapt_train_run(&test_env, make_cluster(&shape), model, make_plan(&shape), NULL, make_config("r", none), NULL,
                          &arena, &result) == HAPT_ERR_INPUT);
     hapt_fail_reset();
     /* A loss that is not finite stops the run before the update, with a checkpoint. */
-    CHECK(hapt_train_run(&test_env, make_cluster(&shape), model, make_plan(&shape), NULL, make_config("hot", hot),
+    CHECK(hapt_train_run(&test_env, make_cluster(&shape), model, make_plan(&shape), NULL, make_config("hot", hot), NULL,
                          &arena, &result) == HAPT_ERR_INPUT);
     hapt_fail_reset();
     struct hapt_checkpoint *checkpoint = NULL;

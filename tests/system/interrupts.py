@@ -210,7 +210,7 @@ def check_run(name, ranks, output, before, disturbance, reference):
     if runs.weights(hapt, output) != (STEPS, reference.weights[name, ranks]):
         complain("%s: then other weights than those of an undisturbed run" % disturbance.why, again)
     left = [entry for entry in os.listdir(output) + os.listdir(output + "/checkpoints")
-            if not (entry in ("checkpoints", "run.h5", ".hapt-input") or entry.startswith("step-"))]
+            if not (entry in ("checkpoints", "run.h5", "metrics.csv", ".hapt-input") or entry.startswith("step-"))]
     left = [entry for entry in left if not entry.endswith(".tmp")]  # of a killed process: its number may belong to another process now
     if left:
         complain("%s: the run that went on left %s" % (disturbance.why, left), again)

@@ -186,12 +186,21 @@ def odd_files():
             sys.exit("a lock that is a %s: something changed" % name)
 
 
+METRICS = ("run.h5", "metrics.csv", "tensorboard")
+
+
+def digest(run, name):
+    """The content of a file or folder of a run."""
+    found = runs.tree(run)
+    return [(path, found[path]) for path in sorted(found) if path.split("/")[0] == name]
+
+
 def stolen():
     """The lock of a running job is taken or removed: the job ends with one error and writes nothing more."""
     cases = [(ranks, how) for ranks in (1, 2) for how in ("stolen", "removed", "link")]
     for ranks, how in cases if long_round else [(2, "stolen"), (1, "removed")]:
         run = "%s/%s%d" % (folder, how, ranks)
-        start = runs.Start(train(ranks, ENDLESS, "--output", run, "--keep", "1000"))
+        start = runs.Start(train(ranks, ENDLESS, "--output", run, "--keep", "1000", "--metrics-every", "0.5", "--tensorboard", "yes"))
         await_checkpoint(start, run)
         lock = run + "/.hapt-lock"
         if how == "stolen":
@@ -202,14 +211,15 @@ def stolen():
             os.unlink(lock)
             if how == "link":
                 os.symlink("/dev/null", lock)
-        then = runs.checkpoints(run)
+        time.sleep(0.5)  # a write that has looked at the lock before
+        then, metrics = runs.checkpoints(run), [digest(run, name) for name in METRICS]
         theirs = os.path.lexists(lock) and (os.readlink(lock) if os.path.islink(lock) else open(lock).read())
         refused(start, 6, "does not belong to this job any more" + (": now process 4711 on host elsewhere" if how == "stolen" else ""))
         if time.time() - start.began > MOST_S or len(set(runs.checkpoints(run)) - set(then)) > 1:  # one checkpoint may have been in progress
             complain("%s: checkpoints came behind it: %s" % (how, sorted(set(runs.checkpoints(run)) - set(then))), start)
         now = os.path.lexists(lock) and (os.readlink(lock) if os.path.islink(lock) else open(lock).read())
-        if now != theirs or os.path.exists(run + "/run.h5"):
-            complain("%s: the new owner's lock changed, or a run file was written" % how, start)
+        if now != theirs or [digest(run, name) for name in METRICS] != metrics:
+            complain("%s: the new owner's lock changed, or metrics were written" % how, start)
         left = [pid for pid in processes.naming(run + "/")]
         if left:
             complain("%s: processes are left: %s" % (how, left), start)

@@ -1,4 +1,8 @@
 /* Base: arenas, units, options, HDF5 files. */
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "test.h"
@@ -41,6 +45,50 @@ static void arenas_align_and_zero(void)
     hapt_arena_reset(&local);
     CHECK(hapt_arena_alloc(&local, 1, 1) != NULL);
     hapt_arena_release(&local);
+}
+
+static void *fail_elsewhere(void *unused)
+{
+    hapt_fail(HAPT_ERR_IO, NULL, "of a thread");
+    return unused;
+}
+
+/* A diverted failure leaves the process's record as it is, on this thread alone. */
+static void failures_are_diverted(void)
+{
+    struct hapt_failure outer = {0}, inner = {0};
+    pthread_t thread;
+    CHECK(hapt_fail_divert(&outer) == NULL);
+    CHECK(hapt_fail(HAPT_ERR_IO, "a hint", "first") == HAPT_ERR_IO);
+    CHECK(hapt_fail_divert(&inner) == &outer);
+    CHECK(strcmp(hapt_fail_message(), "") == 0);
+    hapt_fail(HAPT_ERR_INPUT, NULL, "second");
+    CHECK(strcmp(hapt_fail_message(), "second") == 0);
+    CHECK(pthread_create(&thread, NULL, fail_elsewhere, NULL) == 0);
+    pthread_join(thread, NULL);
+    CHECK(hapt_fail_divert(&outer) == &inner);
+    hapt_fail_reset();
+    CHECK(outer.status == HAPT_OK && inner.status == HAPT_ERR_INPUT);
+    CHECK(hapt_fail_divert(NULL) == &outer);
+    CHECK(strcmp(hapt_fail_message(), "of a thread") == 0);
+    hapt_fail_reset();
+    CHECK(strcmp(hapt_fail_message(), "") == 0);
+}
+
+/* 2026-11-29 18:41:32 UTC, in whatever zone the test runs. */
+static void times_have_a_zone(void)
+{
+    char text[HAPT_TIME_ISO_CHARS];
+    struct tm local = {0};
+    hapt_time_iso(1795977692.125, text);
+    const int offset_s = (text[23] == '-' ? -1 : 1) * (atoi(text + 24) * 60 + atoi(text + 27)) * 60;
+    CHECK(strlen(text) == 29 && text[10] == 'T' && strncmp(text + 19, ".125", 4) == 0);
+    CHECK(sscanf(text, "%d-%d-%dT%d:%d:%d", &local.tm_year, &local.tm_mon, &local.tm_mday, &local.tm_hour,
+                 &local.tm_min, &local.tm_sec) == 6);
+    local.tm_year -= 1900;
+    local.tm_mon -= 1;
+    CHECK_MESSAGE(timegm(&local) - offset_s == 1795977692, "%s", text);
+    CHECK(hapt_time_epoch_s() > 1.7e9);
 }
 
 static void units_parse(void)
@@ -216,6 +264,8 @@ int main(int argc, char **argv)
     test_init(&argc, &argv);
     hapt_arena_init(&arena);
     RUN(arenas_align_and_zero);
+    RUN(failures_are_diverted);
+    RUN(times_have_a_zone);
     RUN(units_parse);
     RUN(options_parse);
     RUN(f16_rounds_to_nearest_even);

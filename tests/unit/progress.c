@@ -148,6 +148,38 @@ static void work_each_step(void)
     hapt_progress_release(&progress);
 }
 
+/* Lines of steps, of which one is due in each half second, and the last one. */
+static double lasted_s;
+
+static void work_with_lines(void)
+{
+    struct hapt_progress progress;
+    char line[32];
+    const double start_s = hapt_time_s();
+    hapt_progress_init(&progress, &first, "train", 14);
+    progress.every_s = 0.5;
+    for (int i = 1; i <= 14; i++) {
+        wait_s(0.1);
+        snprintf(line, sizeof line, "line of %d", i);
+        hapt_progress_keep(&progress, i, "loss 1", line);
+    }
+    hapt_progress_release(&progress);
+    lasted_s = hapt_time_s() - start_s;
+}
+
+/* One long step between lines: it is no news yet. */
+static void work_with_a_long_step(void)
+{
+    struct hapt_progress progress;
+    hapt_progress_init(&progress, &first, "train", 3);
+    progress.every_s = 0.1;
+    wait_s(0.2);
+    hapt_progress_keep(&progress, 1, "loss 1", "one");
+    wait_s(5.6);
+    hapt_progress_keep(&progress, 2, "loss 1", "two");
+    hapt_progress_release(&progress);
+}
+
 static void quick_is_silent(void)
 {
     const char *text = said(work_quickly);
@@ -196,6 +228,22 @@ static void each_step_is_said(void)
                   "printed: %s", text);
 }
 
+/* A busy machine may be late, so a line may be of a later step. */
+static void steps_are_kept(void)
+{
+    const char *text = said(work_with_lines);
+    CHECK_MESSAGE(lines_of(text) >= 2 && lines_of(text) <= lasted_s / 0.5 + 2, "in %.2f s: %s", lasted_s, text);
+    CHECK_MESSAGE(strncmp(text, "hapt: train ", 12) == 0 && strstr(text, "hapt: train 14/14 line of 14\n"),
+                  "printed: %s", text);
+    text = said(work_with_a_long_step);
+    CHECK_MESSAGE(lines_of(text) == 2 && strstr(text, "hapt: train 1/3 one\n") && strstr(text, "hapt: train 2/3 two\n"),
+                  "printed: %s", text);
+    text = shown(work_with_lines);
+    CHECK_MESSAGE(lines_of(text) >= 2 && strstr(text, "hapt: train 14/14 line of 14\r\n"), "shown: %s", text);
+    CHECK_MESSAGE(strstr(text, "\n\rtrain [") && strcmp(text + strlen(text) - 4, "\r\033[K") == 0,
+                  "the bar is drawn again, and removed: %s", text);
+}
+
 int main(int argc, char **argv)
 {
     test_init(&argc, &argv);
@@ -205,5 +253,6 @@ int main(int argc, char **argv)
     RUN(terminal_has_a_bar);
     RUN(nested_counts);
     RUN(others_are_silent);
+    RUN(steps_are_kept);
     return test_finish();
 }
