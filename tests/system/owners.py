@@ -65,7 +65,7 @@ def contest(good, number, defaults):
     offset = random.choice((random.random() * 0.05, random.random() * (0.8 if ranks == 1 else 1.6)))
     time.sleep(offset)
     second = runs.Start(train(ranks, STEPS, *output, *insists), place)
-    families = [set(), set()]
+    families = [{first.process.pid}, {second.process.pid}]  # the loop may not see a start that ends at once
     while first.process.poll() is None and second.process.poll() is None:
         for start, family in ((first, families[0]), (second, families[1])):
             family.update(pid for pid, _ in start.family())
