@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Every command of README.md and docs/commands.md runs as it stands there, in order, in a copy of the repository (```sh blocks).
-# HAPT_LONG=1: those of docs/slow-links.md as well, and README.md's and docs/commands.md's as an unprivileged user. The time to the first
-# plan and to the first training step is printed. Runs beside others: it asserts no time.
+# Every command of README.md runs as it stands there, in order, in a copy of the repository (```sh blocks). HAPT_LONG=1: those of
+# docs/commands.md and docs/slow-links.md as well, and the first two as an unprivileged user. The time to the first plan and to the first
+# training step is printed. Runs beside others: it asserts no time.
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
 own=$PWD
@@ -27,12 +27,12 @@ copy "$scratch/clone"
 runs README.md "$scratch/clone"
 date +%s.%N >>"$scratch/clone/times"
 note "README.md: a plan of GPT-39B in $(since "$scratch/clone/times" 1 2), a small GPT planned and trained in $(since "$scratch/clone/times" 2 3)"
-copy "$scratch/commands"
-runs docs/commands.md "$scratch/commands"
 for document in docs/*.md README.md; do
     check "$document has no other indented commands" [ -z "$(grep -nE '^    (build/hapt|mpirun|jobs/)' "$document")" ]
 done
 if [ "${HAPT_LONG:-0}" != 0 ]; then
+    copy "$scratch/commands"
+    runs docs/commands.md "$scratch/commands"
     runs docs/slow-links.md "$scratch/clone"
     if [ "$(id -u)" -eq 0 ] && command -v runuser >/dev/null; then
         chmod 711 "$scratch"

@@ -122,7 +122,11 @@ def lost(before, after, keeps):
         left = set(after.values())
         return [path for path, kind in before.items() if kind not in left]
     may_change = [] if keeps == "all" else keeps.split()
-    return [path for path, kind in before.items() if after.get(path) != kind and not any(fnmatch.fnmatch(path, pattern) for pattern in may_change)]
+
+    def may(path):  # a run that may write its run file may write its metrics
+        return any(fnmatch.fnmatch(path.replace("/metrics.csv", "/run.h5"), pattern) for pattern in may_change)
+
+    return [path for path, kind in before.items() if after.get(path) != kind and not may(path)]
 
 
 def judge(row, code, err, out, gone):
