@@ -11,14 +11,14 @@ narrow() { # OPTIONS...: prints, at most 100 columns wide
 }
 passes 1 model gpt --layers 12 --hidden 768 --heads 12 --sequence 1024 --vocab 50257 --output "$scratch/g.h5"
 cluster=inputs/clusters/a100x1-v100x1.json
-paper=(plan --input "$scratch/g.h5" --cluster $cluster)
+paper=(plan --input "$scratch/g.h5" --cluster $cluster --layers-per-model 12)
 narrow "${paper[@]}" --output "$scratch/a.h5"
 narrow "${paper[@]}" --microbatches 16 --recompute all --offload optimizer --output "$scratch/b.h5"
-narrow "${paper[@]}" --layers-per-model 12 --compare
+narrow "${paper[@]}" --compare
 narrow "${paper[@]}" --explain
 check "--explain fits two screens: $(wc -l <"$scratch/out") lines" [ "$(wc -l <"$scratch/out")" -le 80 ]
 narrow "${paper[@]}" --explain all
-narrow "${paper[@]}" --layers-per-model 12 --what-if link=1..25Gbit/s:3,memory.v100=16..80GB:3,microbatches=8..32:3
+narrow "${paper[@]}" --what-if link=1..25Gbit/s:3,memory.v100=16..80GB:3,microbatches=8..32:3
 narrow plan --diff "$scratch/a.h5" "$scratch/b.h5"
 narrow simulate --plan "$scratch/b.h5"
 narrow spmd --input "$scratch/g.h5" --cluster $cluster --full
