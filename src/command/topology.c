@@ -111,9 +111,9 @@ static void print_backends(const struct hapt_env *env)
     for (int i = 0; (backend = hapt_backend_at(i)); i++) {
         const char *reason = "";
         if (backend->device_count(&reason) > 0)
-            hapt_print(env, "Back end %-10s %s\n", backend->name, backend->description);
+            hapt_print_wrapped(env, 20, "Back end %-10s %s\n", backend->name, backend->description);
         else
-            hapt_print(env, "Back end %-10s no devices: %s\n", backend->name, reason);
+            hapt_print_wrapped(env, 20, "Back end %-10s no devices: %s\n", backend->name, reason);
     }
 }
 
