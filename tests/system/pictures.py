@@ -326,7 +326,7 @@ document.body.append(out);
 
 def browse(arguments, path):
     return subprocess.run([os.environ["BROWSER"], "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--user-data-dir=" + os.path.dirname(path)]
-                          + arguments + ["file://" + path], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=200, check=True).stdout.decode()
+                          + arguments + ["file://" + path], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=600, check=True).stdout.decode()
 
 
 def overlaps(texts):

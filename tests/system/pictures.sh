@@ -48,9 +48,10 @@ done
 /usr/bin/python3 tests/system/pictures.py hostile "$scratch/hostile.json" "$scratch/run/run.h5" "$scratch/hostile.h5" || fail "hostile names"
 passes 1 topology --cluster "$scratch/hostile.json" --svg "$scratch/hostile.svg" --json && cp "$scratch/out" "$scratch/c.json"
 pictures cluster "$scratch/hostile.svg" "$scratch/c.json"
-mkdir "$scratch/a\"><b>'&"
-cp "$scratch/hostile.h5" "$scratch/a\"><b>'&/run.h5"
-passes 1 report --input "$scratch/a\"><b>'&/run.h5" --html "$scratch/hostile.html"
+folder=$scratch/a\"\>\<b\>\'\&$'\xff\xe2\x28'
+mkdir "$folder"
+cp "$scratch/hostile.h5" "$folder/run.h5"
+passes 1 report --input "$folder/run.h5" --html "$scratch/hostile.html"
 pictures hostile_page "$scratch/hostile.html"
 
 # Outputs: a page replaces a page, nothing else; what cannot be written is one error with code 6, and the old page stays.
