@@ -400,9 +400,10 @@ static void note_step(struct run *run, struct hapt_progress *progress, int64_t s
     const struct hapt_train_observer *observer = run->observer;
     run->result->checkpoint = run->saver.path;
     if (step == run->first) {
+        const double start_s = hapt_time_s();
         const enum hapt_status status = worker_gather_memory(&run->worker, run->result);
         if (status != HAPT_OK) hapt_die(status);
-        run->mark_s = hapt_time_s();
+        run->mark_s += hapt_time_s() - start_s; /* the update since the mark counts for the next step */
     }
     step_line_show(run->result, progress);
     if (observer && observer->step) observer->step(observer->context, run->result);
