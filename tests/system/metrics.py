@@ -24,7 +24,7 @@ hapt, folder, library, part, wanted = sys.argv[1], sys.argv[2], sys.argv[3], sys
 seed = int(os.environ.get("HAPT_SEED", random.randrange(1 << 30)))
 random.seed(seed)
 print("seed", seed, flush=True)
-STEPS, ENDLESS, MOST_S = 200, 100000000, 120
+STEPS, SHORT, ENDLESS, MOST_S = 150, 40, 100000000, 120
 HEADER = ["step", "time", "loss", "gradient_norm", "learning_rate", "step_time_s", "tokens_per_second", "mfu", "memory_bytes"]
 SAME = {"loss": "loss", "gradient_norm": "gradient_norm", "learning_rate": "learning_rate", "step_time_s": "step_time",
         "tokens_per_second": "tokens_per_second", "mfu": "mfu"}
@@ -323,19 +323,19 @@ def faults():
     for name, fault, whole in cases:
         output = folder + "/faulty"
         shutil.rmtree(output, ignore_errors=True)
-        start = ends(runs.Start(train(1, STEPS, output, "--metrics-every", "0.001", "--tensorboard", "yes"), LD_PRELOAD=library, FAULTS_UNDER=output,
+        start = ends(runs.Start(train(1, SHORT, output, "--metrics-every", "0.001", "--tensorboard", "yes"), LD_PRELOAD=library, FAULTS_UNDER=output,
                                 FAULTS_ERROR="ENOSPC", **fault))
         warnings = [line for line in start.lines if line.startswith("hapt: warning: metrics: ")]
         if len(warnings) != 1 or name not in warnings[0] or start.errors() or "No space left" not in warnings[0]:
             complain("%s: %s" % (fault, warnings), start)
         state, curves = read_run(output)
-        if state != "finished" or len(curves["step"]) != STEPS:
+        if state != "finished" or len(curves["step"]) != SHORT:
             complain("%s: %s, %d steps" % (fault, state, len(curves["step"])), start)
         if whole:
             agree(read_csv(output), curves)
-            if len(read_csv(output)) != STEPS or (os.path.exists(output + "/tensorboard") and sorted(all_events(output)) != list(curves["step"])):
+            if len(read_csv(output)) != SHORT or (os.path.exists(output + "/tensorboard") and sorted(all_events(output)) != list(curves["step"])):
                 complain("%s: lines or events are missing" % fault, start)
-        if runs.weights(hapt, output)[0] != STEPS or [entry for entry in os.listdir(output) if entry.endswith(".tmp")]:
+        if runs.weights(hapt, output)[0] != SHORT or [entry for entry in os.listdir(output) if entry.endswith(".tmp")]:
             complain("%s: %s" % (fault, os.listdir(output)), start)
     for make, place in ((os.mkdir, "metrics.csv"), (lambda path: os.symlink(folder + "/aim", path), "metrics.csv"),
                         (lambda path: os.symlink(folder, path), "tensorboard")):

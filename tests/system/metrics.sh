@@ -10,7 +10,7 @@ passes 1 data README.md --output "$scratch/t.h5" || finish
 passes 1 model gpt --layers 1 --hidden 32 --heads 2 --sequence 16 --vocab 256 --microbatch 2 --output "$scratch/m.h5" || finish
 plans_of_one_and_two
 # Sleeping devices: longer runs without more work, so that kills and reads meet several versions of run.h5.
-sed -i 's/"device": "cpu"/"device": "cpu", "slowdown": 8/' "$scratch"/c[12].json
+sed -i 's/"device": "cpu"/"device": "cpu", "slowdown": 4/' "$scratch"/c[12].json
 for part in reads files faults kills; do
     checks=$((checks + 1))
     /usr/bin/python3 tests/system/metrics.py "$HAPT" "$scratch" "$HAPT_BUILD/tests/faults/faults.so" $part $kills >"$scratch/said" 2>&1 ||
