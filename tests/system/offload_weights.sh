@@ -165,7 +165,7 @@ whole = (0, 0, fast["stage_time"].shape[2] - 1)
 for name, passes in (("stage_time", 2), ("stage_forward_time", 1)):
     more = slow[name][whole] - fast[name][whole]
     assert abs(more / (passes * fetched * (1 / 80e6 - 1 / 8e9)) - 1) < 0.02, (name, more)
-typical_s = {}
+shortest_s = {}
 # The update copies the masters and two states both ways at the same time, or the gradients to the host; or these come to the
 # backward passes of three of the four microbatches, and the host has them, too.
 for where, copied in ("device", 3), ("host", 1), ("gradients", 3):
@@ -175,11 +175,10 @@ for where, copied in ("device", 3), ("host", 1), ("gradients", 3):
     copies_s = (8 * fetched + copied * weights) / 80e6
     predicted_s = plan["/"].attrs["simulated"]
     steps_s = run["train/step_time"][1:-1]  # the last one waits for a checkpoint
-    typical_s[where] = sorted(steps_s)[len(steps_s) // 2]
+    shortest_s[where] = min(steps_s)
     print("%s: copies %.3f s, predicted %.3f s, steps %s" % (where, copies_s, predicted_s, steps_s))
-    # copies also go on while run.h5 is written between two steps, so one step may be shorter
-    assert typical_s[where] > 0.99 * copies_s and copies_s < predicted_s < 1.3 * copies_s and min(steps_s) < 1.2 * predicted_s
-assert typical_s["host"] < typical_s["device"] and typical_s["host"] < typical_s["gradients"], typical_s
+    assert min(steps_s) > 0.99 * copies_s and copies_s < predicted_s < 1.3 * copies_s and min(steps_s) < 1.2 * predicted_s
+assert shortest_s["host"] < shortest_s["device"] and shortest_s["host"] < shortest_s["gradients"], shortest_s
 PY
 
 refuses 2 'contradicts --sharded-optimizer' 1 plan --input "$scratch/m.h5" --cluster "$scratch/wide.json" --predict --offload weights --sharded-optimizer yes
