@@ -7,7 +7,7 @@ cd "$(dirname "$0")/../.." || exit 1
 
 two_devices wide "300 MB"
 two_devices tight "3.5 MB"
-two_devices middling "4.5 MB"
+two_devices middling "3.6 MB" # still too little without recomputation, whatever the times are
 "$HAPT" data LICENSE --output "$scratch/t.h5" >/dev/null || exit 1
 model() { "$HAPT" model "$1" --sequence 64 --vocab 256 --microbatch 4 --data "$scratch/t.h5" --output "$scratch/$1.h5" "${@:2}" >/dev/null || exit 1; }
 model gpt --layers 6 --hidden 32 --heads 4
@@ -26,7 +26,9 @@ model=gpt
 plan keep wide --recompute no
 check "with enough memory nothing recomputes" bash -c "! grep -q recomputed_units '$scratch/out'"
 train keep wide
-refuses 4 'no plan fits into memory' 1 plan --input "$scratch/gpt.h5" --cluster "$scratch/tight.json" --predict --microbatches 4 --recompute no --offload no
+for little in tight middling; do
+    refuses 4 'no plan fits into memory' 1 plan --input "$scratch/gpt.h5" --cluster "$scratch/$little.json" --predict --microbatches 4 --recompute no --offload no
+done
 plan auto tight
 check "auto recomputes what memory asks for" recomputes
 train auto tight
@@ -72,11 +74,7 @@ measured() { passes 2 "$@" --microbatches 4 --offload no --threads 1 --profile-s
 measured --input "$scratch/gpt.h5" --cluster "$scratch/tight.json" --steps 6 --checkpoint-every 3 --output "$scratch/run-one"
 check "the measured job recomputes" grep -q 'blocks that recompute' "$scratch/out"
 same keep one
-# Whether memory lacks depends on the measured times. If other work disturbs one rank alone, it may not.
-for attempt in 1 2 3; do
-    measured profile --input "$scratch/gpt.h5" --cluster "$scratch/middling.json" --overwrite --output "$scratch/measured.h5"
-    ! h5dump -H -g /cluster_0 "$scratch/measured.h5" | grep -q 'DATASET "recompute"' || break
-done
+measured profile --input "$scratch/gpt.h5" --cluster "$scratch/middling.json" --output "$scratch/measured.h5"
 measured profile --input "$scratch/gpt.h5" --cluster "$scratch/wide.json" --output "$scratch/roomy.h5"
 checks=$((checks + 1))
 /usr/bin/python3 - "$scratch/measured.h5" "$scratch/roomy.h5" <<'PY' || fail "rows of measured profiles"
