@@ -95,7 +95,7 @@ all: build/hapt $(cuda_plugin)
 
 benches: $(benches)
 
-# What tests/run needs beside `all`.
+# tests/run needs these and `all`.
 tests: $(tests) $(benches) $(faults) $(cuda_plans) $(cuda_host)
 
 # An earlier plug-in would still be found beside the executable.

@@ -81,8 +81,8 @@ if [ "${1:-}" = build ] && command -v dpkg-shlibdeps >/dev/null; then
     deb=$scratch/hapt.deb
     attempt "the Debian package is built" packaging/debian/build.sh "$deb" "${HAPT_BUILD:-build/release}"
     attempt "... has a name, a version and libraries" eval 'dpkg-deb --field "$deb" Package Version Depends | grep -c "^Package: hapt$\|^Version: [0-9]\|^Depends: .*libhdf5.*openmpi" | grep -qx 3'
-    attempt "... can be unpacked" dpkg -x "$deb" "$scratch/root"
-    attempt "... and runs" env -i "$scratch/root/usr/bin/hapt" topology --cluster "$scratch/root/usr/share/hapt/inputs/clusters/a100x4-v100x4.json"
+    attempt "... can be unpacked" dpkg -x "$deb" "$scratch/tree"
+    attempt "... and runs" env -i "$scratch/tree/usr/bin/hapt" topology --cluster "$scratch/tree/usr/share/hapt/inputs/clusters/a100x4-v100x4.json"
     attempt "... holds what belongs to root alone" eval '! dpkg-deb --contents "$deb" | awk "{ print \$2 }" | grep -v "^root/root$"'
     if command -v lintian >/dev/null; then attempt "lintian finds no error" lintian --fail-on error "$deb"; else untried "lintian: it is not installed"; fi
 elif [ "${1:-}" = build ]; then

@@ -4,7 +4,7 @@
 #   packaging/install.sh uninstall PREFIX [DESTDIR]
 # Files lie in DESTDIR/PREFIX, and find each other under PREFIX:
 #   bin/hapt                          the program; lib/hapt/hapt-cuda.so: the back end of GPUs, if it was built
-#   share/hapt/                       jobs (for Slurm), inputs (cluster files), examples, python (hapt.py and tools), manifest.txt
+#   share/hapt/                       jobs (for Slurm), inputs (cluster files), python (tools), manifest.txt
 #   share/doc/hapt/, share/man/man1/, share/bash-completion/completions/hapt
 #   lib/pkgconfig/hapt.pc             variables only: there is no library to link with, so no header is installed
 #   share/modulefiles/hapt/VERSION    an environment module (Tcl)
@@ -94,9 +94,6 @@ put_all() {
     for path in tools/*.py python/*.py; do
         [ ! -e "$path" ] || put "$([ -x "$path" ] && echo 755 || echo 644)" "$path" "share/hapt/python/${path##*/}"
     done
-    while IFS= read -r path; do
-        put "$([ -x "$path" ] && echo 755 || echo 644)" "$path" "share/hapt/$path"
-    done < <([ ! -d examples ] || find examples -type f | sort)
     for path in README.md CHANGELOG.md LICENSE docs/*.md; do
         [ ! -e "$path" ] || put 644 "$path" "share/doc/hapt/${path#docs/}"
     done

@@ -22,6 +22,12 @@ int hapt_atomic_file_open(const char *path, char *temporary_path, size_t size);
  * still exists. */
 int hapt_atomic_file_commit(int descriptor, const char *temporary_path, const char *path);
 
+/* Writes the content to `descriptor`. Returns 0 or errno. */
+typedef int hapt_atomic_file_writer(int descriptor, const void *content);
+/* Replaces the file `path` whole. HAPT_ERR_IO: it cannot be written; a file of that name is unchanged. HAPT_ERR_MEMORY.
+ */
+enum hapt_status hapt_atomic_file_replace(const char *path, hapt_atomic_file_writer *writer, const void *content);
+
 /* Removes temporary files of `path` that dead processes left. Call only if no process writes the file. */
 void hapt_atomic_file_drop_leftovers(const char *path);
 

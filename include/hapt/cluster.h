@@ -137,6 +137,9 @@ void hapt_cluster_pace(const struct hapt_cluster *cluster, int count, const int 
 
 void hapt_cluster_print(const struct hapt_env *env, const struct hapt_cluster *cluster);
 enum hapt_status hapt_cluster_print_json(const struct hapt_cluster *cluster);
+/* Writes a cluster file for people: devices of the database by name, values with units. HAPT_ERR_IO, HAPT_ERR_MEMORY.
+ */
+enum hapt_status hapt_cluster_save(const struct hapt_cluster *cluster, const char *path);
 /* Saves under the HDF5 group `group` of a run file, and loads it again (unbound). */
 enum hapt_status hapt_cluster_write(struct hapt_h5 *file, const char *group, const struct hapt_cluster *cluster);
 enum hapt_status hapt_cluster_read(struct hapt_h5 *file, const char *group, struct hapt_arena *arena,

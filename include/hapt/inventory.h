@@ -10,7 +10,7 @@
 #include "hapt/cluster.h"
 #include "hapt/host.h"
 
-#define HAPT_INVENTORY_NOTES 16
+#define HAPT_INVENTORY_NOTES 64 /* more than two per subcluster */
 
 struct hapt_inventory_kind {
     struct hapt_device_spec device;

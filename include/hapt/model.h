@@ -33,6 +33,10 @@ struct hapt_model {
     bool has_data;                 /* the file holds /tokens, /batches or /images */
 };
 
+enum { HAPT_MODEL_TITLE = 320 };
+/* "gpt.h5 (gpt)", the family alone if the model is no file; printable. Returns `text`. */
+const char *hapt_model_title(const struct hapt_model *model, char text[HAPT_MODEL_TITLE]);
+
 /* A named model ("gpt-39b") sets its family's options that were not given; *family is then "gpt". Any other name is
  * taken as a family. */
 enum hapt_status hapt_model_preset(const char *name, struct hapt_config *config, const char **family);

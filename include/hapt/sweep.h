@@ -36,6 +36,9 @@ struct hapt_sweep_range {
 enum hapt_status hapt_sweep_parse(const char *text, struct hapt_arena *arena, struct hapt_sweep_range **range,
                                   int *count);
 
+/* A value of a sweep in its unit: "10 Gbit/s". Returns `text`. */
+const char *hapt_sweep_value_text(enum hapt_sweep_kind kind, double value, char text[32]);
+
 /* The profile of a cluster with `value` nodes, bytes of memory or byte/s in `subcluster` (-1: in all), if it can be
  * recomputed.
  * Failures are agreed on quietly; HAPT_ERR_INFEASIBLE is a valid answer. Collective. */

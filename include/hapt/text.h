@@ -16,5 +16,7 @@ void hapt_text_read(struct hapt_text *text, const unsigned char *bytes, size_t s
 /* Replaces what is not UTF-8, and control characters, by '?': names from hostile files must not control the terminal.
  * `lines`: tabs and newlines stay. */
 void hapt_text_make_printable(char *text, bool lines);
+/* The part of a path after its last '/'. Borrowed. */
+const char *hapt_text_base_name(const char *path);
 
 #endif

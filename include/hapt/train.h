@@ -202,7 +202,7 @@ struct hapt_train_result {
     const char *item; /* name of the items: hapt_model_item */
     int64_t items_per_step;
     double flops_per_item; /* of the model, forward and backward, without recomputation */
-    double peak_flops;     /* FLOP/s of all devices of the plan, in the model's precision; 0: unknown */
+    double peak_flops;     /* FLOP/s: hapt_plan.peak_flops, so that both have one MFU; 0: unknown */
     double steady_step_s;  /* median step time without the first few; 0: no steps */
     double items_per_s;    /* at that time */
     int stage_count;
@@ -357,9 +357,10 @@ struct hapt_train_observer {
     /* Before the first step: the history is that of the checkpoint. Files of an earlier run in the folder that
      * --overwrite replaces have other names by now. */
     void (*begin)(void *context, const struct hapt_train_result *result);
-    /* After each step, and before the checkpoint that may follow it. */
+    /* After each step and each validation, before the checkpoint that may follow. */
     void (*step)(void *context, const struct hapt_train_result *result);
-    /* After the last step and its checkpoint, if `begin` was called. failed: hapt_train_run will fail. */
+    /* After the last step and its checkpoint, if `begin` was called. It may take long: no rank waits with a deadline.
+     * failed: hapt_train_run will fail. */
     void (*end)(void *context, const struct hapt_train_result *result, bool failed);
 };
 

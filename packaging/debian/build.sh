@@ -21,7 +21,7 @@ mkdir -p "$root"
 chmod 755 "$root"
 packaging/install.sh install /usr "$root" "$build" >/dev/null
 
-# What Debian does otherwise: dpkg knows the files, binaries are stripped, pages are compressed, the license is called copyright.
+# As Debian does it: dpkg knows the files, binaries are stripped, pages are compressed, the license is called copyright.
 rm -rf "$root/usr/share/hapt/manifest.txt" "$root/usr/lib/hapt"
 strip --remove-section=.comment "$root/usr/bin/hapt"
 [ ! -d "$root/usr/share/man" ] || find "$root/usr/share/man" -type f -exec gzip -9n {} +

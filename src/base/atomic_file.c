@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -31,6 +32,22 @@ int hapt_atomic_file_commit(int descriptor, const char *temporary_path, const ch
     if (close(descriptor) != 0 && error == 0) error = errno;
     if (error == 0 && rename(temporary_path, path) != 0) error = errno;
     return error;
+}
+
+enum hapt_status hapt_atomic_file_replace(const char *path, hapt_atomic_file_writer *writer, const void *content)
+{
+    const size_t size = strlen(path) + HAPT_TEMPORARY_SUFFIX_BYTES;
+    char *aside = malloc(size);
+    if (!aside) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory to write %s", path);
+    const int descriptor = hapt_atomic_file_open(path, aside, size);
+    int error = descriptor < 0 ? errno : writer(descriptor, content);
+    if (descriptor >= 0 && error != 0) close(descriptor);
+    if (error == 0) error = hapt_atomic_file_commit(descriptor, aside, path);
+    if (error != 0 && aside[0]) unlink(aside);
+    free(aside);
+    if (error == 0) return HAPT_OK;
+    return hapt_fail(HAPT_ERR_IO, "check the folder, its permissions and free space", "%s cannot be written: %s", path,
+                     strerror(error));
 }
 
 struct leftovers {

@@ -81,11 +81,7 @@ static enum hapt_status parse_option(struct hapt_config *config, int argc, char 
 
 static enum hapt_status find_command(const char *word, enum hapt_command *command)
 {
-    for (int i = 1; i < HAPT_COMMAND_COUNT; i++)
-        if (!strcmp(word, options_command((enum hapt_command)i)->name)) {
-            *command = (enum hapt_command)i;
-            return HAPT_OK;
-        }
+    if (options_find_command(word, command)) return HAPT_OK;
     char hint[80];
     const char *nearest = options_nearest_command(word);
     if (nearest) snprintf(hint, sizeof hint, "did you mean hapt %s?", nearest);

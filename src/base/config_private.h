@@ -24,6 +24,10 @@ struct command {
 
 enum { OPTIONS_MAX_CHOICE = 200 };
 
+#define OPTIONS_EXIT_CODES                                                                          \
+    "0 fine, 2 usage, 3 bad input, 4 no feasible plan, 5 memory, 6 input/output, 7 communication, " \
+    "8 internal (also: --replica-check), 9 stopped early with a checkpoint"
+
 int options_count(void);
 const struct option *options_at(int index);
 const struct command *options_command(enum hapt_command command);
@@ -32,8 +36,12 @@ bool options_accepted(const struct option *option, enum hapt_command command);
 int options_find(const char *name, size_t length);
 /* The name that messages and help print. */
 const char *options_name(const struct option *option);
+/* The word that stands for the value: "PATH", "N"; empty for a choice. */
+const char *options_placeholder(const struct option *option);
 /* Nearest name of an option of the command (HAPT_COMMAND_COUNT: of any); NULL: none is near. */
 const char *options_nearest(const char *name, enum hapt_command command);
+/* False if no command but the job, which has no word, is called so. */
+bool options_find_command(const char *word, enum hapt_command *command);
 /* Nearest command word; NULL: none is near. */
 const char *options_nearest_command(const char *word);
 

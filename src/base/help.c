@@ -9,12 +9,9 @@ enum {
     LEFT_WIDTH = 28,   /* "  --name KIND" of the short help */
     LONGEST_HANG = 58, /* entries with a longer left column continue at a small indent */
     MORE_INDENT = 6,   /* of an option's further explanation */
-    LARGEST_WORD = 1024,
 };
 
-static const char exit_codes[] =
-    "exit codes: 0 fine, 2 usage, 3 bad input, 4 no feasible plan, 5 memory, 6 input/output, 7 communication, "
-    "8 internal (also: --replica-check), 9 stopped early with a checkpoint";
+static const char exit_codes[] = "exit codes: " OPTIONS_EXIT_CODES;
 
 /* Words that are wrapped at HAPT_HELP_WIDTH and continue at `hang`. */
 struct flow {
@@ -132,8 +129,7 @@ static bool defaults_to_no(const struct option *option)
 /* "--name KIND"; long lists of choices are replaced by KIND if `brief`. */
 static void left_part(const struct option *option, bool brief, char left[OPTIONS_MAX_CHOICE])
 {
-    static const char *const kind[] = {"TEXT", "PATH", "N", "X", "yes|no", "", "TIME", "KEY=VALUE,..."};
-    const char *name = options_name(option), *word = kind[option->type], *choices = option->choices;
+    const char *name = options_name(option), *word = options_placeholder(option), *choices = option->choices;
     if (defaults_to_no(option) && brief)
         snprintf(left, OPTIONS_MAX_CHOICE, "--%s", name);
     else
@@ -305,11 +301,7 @@ enum hapt_status hapt_help_find(const char *word, enum hapt_command *command)
         *command = HAPT_COMMAND_JOB;
         return HAPT_OK;
     }
-    for (int c = 1; c < HAPT_COMMAND_COUNT; c++)
-        if (!strcmp(word, options_command((enum hapt_command)c)->name)) {
-            *command = (enum hapt_command)c;
-            return HAPT_OK;
-        }
+    if (options_find_command(word, command)) return HAPT_OK;
     char hint[120];
     const char *near_command = options_nearest_command(word), *near_option = options_nearest(word, HAPT_COMMAND_COUNT);
     if (near_command || near_option)

@@ -27,8 +27,7 @@ static void put_roff_text(const char *text, FILE *stream)
 
 static void put_roff_option(const struct option *option, FILE *stream)
 {
-    static const char *const kind[] = {"TEXT", "PATH", "N", "X", "yes|no", "", "TIME", "KEY=VALUE,..."};
-    const char *word = kind[option->type];
+    const char *word = options_placeholder(option);
     fputs(".TP\n.BI \\-\\-", stream);
     put_roff_text(options_name(option), stream);
     fprintf(stream, " \" %s%s", word, *word && option->choices ? "|" : "");
@@ -77,10 +76,7 @@ void hapt_help_print_man(enum hapt_command command, const char *explain, FILE *s
         put_roff_text(explain, stream);
         fputs("\n.fi\n", stream);
     }
-    fputs(".SH EXIT STATUS\n0 fine, 2 usage, 3 bad input, 4 no feasible plan, 5 memory, 6 input/output,\n7 "
-          "communication, "
-          "8 internal, 9 stopped early with a checkpoint\n",
-          stream);
+    fputs(".SH EXIT STATUS\n" OPTIONS_EXIT_CODES "\n", stream);
     if (*own->name) fputs(".SH SEE ALSO\n.BR hapt (1)\n", stream);
 }
 

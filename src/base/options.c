@@ -90,6 +90,12 @@ const char *options_name(const struct option *option)
     return option->name;
 }
 
+const char *options_placeholder(const struct option *option)
+{
+    static const char *const placeholder[] = {"TEXT", "PATH", "N", "X", "yes|no", "", "TIME", "KEY=VALUE,..."};
+    return placeholder[option->type];
+}
+
 /* Number of insertions, deletions and replacements of letters (Levenshtein). */
 static int edit_distance(const char *a, const char *b)
 {
@@ -134,6 +140,16 @@ const char *options_nearest(const char *name, enum hapt_command command)
         consider(&nearest, name, table[i].name);
     }
     return nearest.name;
+}
+
+bool options_find_command(const char *word, enum hapt_command *command)
+{
+    for (int i = 1; i < HAPT_COMMAND_COUNT; i++)
+        if (!strcmp(word, command_table[i].name)) {
+            *command = (enum hapt_command)i;
+            return true;
+        }
+    return false;
 }
 
 const char *options_nearest_command(const char *word)

@@ -1,5 +1,7 @@
 #include "hapt/text.h"
 
+#include <string.h>
+
 static void begin_character(struct hapt_text *text, unsigned char byte)
 {
     text->low = 0x80;
@@ -51,4 +53,10 @@ void hapt_text_make_printable(char *text, bool lines)
         if (size == 0 || (white && !kept)) *text = '?';
         text += size > 0 ? size : 1;
     }
+}
+
+const char *hapt_text_base_name(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
 }

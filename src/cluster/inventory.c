@@ -126,7 +126,7 @@ enum hapt_status hapt_inventory_add_hosts(const struct hapt_hosts *hosts, struct
         }
     }
     if (inventory->count > 0) return HAPT_OK;
-    return hapt_fail(HAPT_ERR_INPUT, "describe it in a cluster file by hand: hapt topology --help",
+    return hapt_fail(HAPT_ERR_INPUT, "describe it in a cluster file by hand: hapt help topology",
                      "no GPU of these hosts is in the device database");
 }
 

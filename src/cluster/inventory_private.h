@@ -1,4 +1,4 @@
-/* What the readers of an inventory share. */
+/* Shared by the readers of an inventory. */
 #ifndef HAPT_CLUSTER_INVENTORY_PRIVATE_H
 #define HAPT_CLUSTER_INVENTORY_PRIVATE_H
 

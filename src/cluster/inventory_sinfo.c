@@ -27,7 +27,8 @@ struct table {
     json_t *seen;    /* names of nodes: a node is in several partitions */
     struct hapt_inventory *inventory;
     int away;            /* nodes that are down or drained */
-    char away_names[96]; /* some of them */
+    char away_names[96]; /* as many as have room */
+    int away_more;       /* the others */
     int without, slices; /* nodes without a GPU, nodes with MIG slices */
     int cpus;            /* of nodes without GPUs, the least */
     double cpu_memory;
@@ -114,7 +115,7 @@ static enum hapt_status find_device(struct table *table, const char *type, const
     if (*spec) return HAPT_OK;
     if (!*type)
         return hapt_fail(HAPT_ERR_INPUT,
-                         "write the type into the file, gpu:a100:4, or use --nvidia-smi; hapt topology --help lists "
+                         "write the type into the file, gpu:a100:4, or use --nvidia-smi; hapt help topology lists "
                          "the devices",
                          "%s: line %d: the GPUs have no type, and no feature \"%.60s\" names one", table->path,
                          table->line, features);
@@ -181,6 +182,8 @@ static void note_away(struct table *table, const char *name)
     table->away++;
     if (used + strlen(name) + 8 < sizeof table->away_names)
         snprintf(table->away_names + used, sizeof table->away_names - used, "%s%s", used ? ", " : "", name);
+    else
+        table->away_more++;
 }
 
 static enum hapt_status read_node(struct table *table, char *line)
@@ -241,9 +244,9 @@ static enum hapt_status read_table(struct table *table, char *text)
     }
     if (table->words == 0) return hapt_fail(HAPT_ERR_INPUT, command, "%s is empty", table->path);
     if (table->away > 0)
-        hapt_inventory_note(table->inventory, "left out: %d node%s down or drained: %s%s", table->away,
-                            table->away > 1 ? "s that are" : " that is", table->away_names,
-                            table->away > 3 ? ", ..." : "");
+        hapt_inventory_note(table->inventory, "left out: %d node%s down or drained%s%s%s", table->away,
+                            table->away > 1 ? "s that are" : " that is", table->away_names[0] ? ": " : "",
+                            table->away_names, table->away_more > 0 ? ", ..." : "");
     if (table->slices > 0)
         hapt_inventory_note(table->inventory,
                             "left out: MIG slices of %d resource%s; describe a slice as a device object if ranks "

@@ -1,18 +1,14 @@
 /* hapt cluster init: writes a cluster file, from the machine it runs on, or from what sinfo or nvidia-smi print. */
-#include <errno.h>
-#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-#include "hapt/atomic_file.h"
 #include "hapt/inventory.h"
 #include "outputs.h"
 #include "phases.h"
 
 const char hapt_command_cluster_help[] =
-    "hapt cluster init writes a cluster file (JSON; hapt topology --help describes it) for\n"
+    "hapt cluster init writes a cluster file (JSON; hapt help topology describes it) for\n"
     "--cluster of the other commands, from one of:\n"
     "  this machine   without options. Under mpirun or srun all hosts of the job are\n"
     "                 described; with one rank for each GPU the links between them are\n"
@@ -42,6 +38,8 @@ static enum hapt_status read_files(const char *list, struct hapt_arena *arena, s
 {
     char *state, *copy = hapt_arena_strdup(arena, list);
     if (!copy) return HAPT_ERR_MEMORY;
+    if (!list[strspn(list, ",")])
+        return hapt_fail(HAPT_ERR_USAGE, "write FILE=NODES,...", "--nvidia-smi \"%s\" names no file", list);
     for (char *entry = strtok_r(copy, ",", &state); entry; entry = strtok_r(NULL, ",", &state)) {
         char *end, *equals = strrchr(entry, '=');
         const long nodes = equals ? strtol(equals + 1, &end, 10) : 1;
@@ -81,116 +79,47 @@ static enum hapt_status describe_machine(struct hapt_env *env, struct hapt_confi
     return hapt_env_agree(env->world, status);
 }
 
-/* Fills unknown link values, and says which. */
-static void assume_links(struct hapt_cluster *cluster, struct hapt_inventory *inventory)
+/* Fills unknown values of the networks, and says which. */
+static void assume_networks(struct hapt_cluster *cluster, struct hapt_inventory *inventory)
 {
-    char rate[32];
-    for (int i = 0; i < cluster->count; i++) {
+    const int count = cluster->count;
+    int unknown = 0;
+    for (int i = 0; i < count; i++) {
         struct hapt_subcluster *own = &cluster->subcluster[i];
-        const bool inside = own->devices_per_node > 1 && own->intra_node_bandwidth == 0;
         if (own->nodes > 1 && own->inter_node_bandwidth == 0) {
             own->inter_node_bandwidth = UNKNOWN_BANDWIDTH;
             hapt_inventory_note(inventory, "inter_node_bandwidth of %s: 10 Gbit/s is assumed", own->name);
         }
         if (own->nodes > 1 && own->inter_node_latency < 0) own->inter_node_latency = UNKNOWN_LATENCY;
-        for (int j = 0; j < cluster->count; j++) {
-            struct hapt_link *link = &cluster->link[i * cluster->count + j];
-            if (i != j && link->bandwidth == 0) {
-                link->bandwidth = UNKNOWN_BANDWIDTH;
-                if (i < j)
-                    hapt_inventory_note(inventory, "bandwidth of the link %s - %s: 10 Gbit/s is assumed", own->name,
-                                        cluster->subcluster[j].name);
-            }
-            if (i != j && link->latency < 0) link->latency = UNKNOWN_LATENCY;
+        for (int j = 0; j < count; j++) {
+            struct hapt_link *link = &cluster->link[i * count + j];
+            if (i == j) continue;
+            if (link->latency < 0) link->latency = UNKNOWN_LATENCY;
+            if (link->bandwidth > 0) continue;
+            link->bandwidth = UNKNOWN_BANDWIDTH;
+            unknown += i < j;
         }
-        hapt_cluster_assume(cluster);
-        if (inside)
+    }
+    if (unknown > 0)
+        hapt_inventory_note(inventory, "bandwidth of %d link%s between subclusters: 10 Gbit/s is assumed", unknown,
+                            unknown > 1 ? "s" : "");
+}
+
+/* Fills all unknown link values, and says which. */
+static void assume_links(struct hapt_cluster *cluster, struct hapt_inventory *inventory)
+{
+    bool unknown[HAPT_MAX_SUBCLUSTERS];
+    char rate[32];
+    assume_networks(cluster, inventory);
+    for (int i = 0; i < cluster->count; i++)
+        unknown[i] = cluster->subcluster[i].devices_per_node > 1 && cluster->subcluster[i].intra_node_bandwidth == 0;
+    hapt_cluster_assume(cluster);
+    for (int i = 0; i < cluster->count; i++) {
+        const struct hapt_subcluster *own = &cluster->subcluster[i];
+        if (unknown[i])
             hapt_inventory_note(inventory, "intra_node_bandwidth of %s: %s between two %s, by data sheet", own->name,
                                 hapt_units_bandwidth(own->intra_node_bandwidth, rate), own->device.name);
     }
-}
-
-static json_t *device_json(const struct hapt_device_spec *device)
-{
-    const struct hapt_device_spec *known = hapt_device_spec_find(device->name);
-    if (known && memcmp(known->peak_flops, device->peak_flops, sizeof known->peak_flops) == 0 &&
-        known->memory_bytes == device->memory_bytes)
-        return json_string(known->name);
-    static const enum hapt_dtype types[] = {HAPT_F32, HAPT_BF16, HAPT_F16};
-    json_t *peak = json_object();
-    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
-        if (device->peak_flops[types[i]] > 0)
-            json_object_set_new(peak, hapt_dtype_name(types[i]), json_real(device->peak_flops[types[i]]));
-    return json_pack("{s:s, s:s, s:o, s:f, s:f}", "name", device->name, "backend", device->backend, "peak_flops", peak,
-                     "memory", device->memory_bytes, "memory_bandwidth", device->memory_bandwidth);
-}
-
-static void set_link(json_t *object, const char *bandwidth_key, const char *latency_key, double bandwidth,
-                     double latency)
-{
-    char text[32];
-    json_object_set_new(object, bandwidth_key, json_string(hapt_units_bandwidth(bandwidth, text)));
-    json_object_set_new(object, latency_key, json_string(hapt_units_time(latency, text)));
-}
-
-static json_t *subcluster_json(const struct hapt_subcluster *own)
-{
-    char text[32];
-    json_t *json = json_pack("{s:s, s:i, s:i, s:o}", "name", own->name, "nodes", own->nodes, "devices_per_node",
-                             own->devices_per_node, "device", device_json(&own->device));
-    if (own->devices_per_node > 1)
-        set_link(json, "intra_node_bandwidth", "intra_node_latency", own->intra_node_bandwidth,
-                 own->intra_node_latency);
-    if (own->nodes > 1)
-        set_link(json, "inter_node_bandwidth", "inter_node_latency", own->inter_node_bandwidth,
-                 own->inter_node_latency);
-    if (own->host_memory_bytes > 0)
-        json_object_set_new(json, "host", json_pack("{s:s}", "memory", hapt_units_bytes(own->host_memory_bytes, text)));
-    if (own->host_count > 0) {
-        json_t *hosts = json_array();
-        for (int i = 0; i < own->host_count; i++) json_array_append_new(hosts, json_string(own->hosts[i]));
-        json_object_set_new(json, "hosts", hosts);
-    }
-    return json;
-}
-
-static json_t *cluster_json(const struct hapt_cluster *cluster)
-{
-    json_t *subclusters = json_array(), *links = json_array();
-    for (int i = 0; i < cluster->count; i++) {
-        json_array_append_new(subclusters, subcluster_json(&cluster->subcluster[i]));
-        for (int j = i + 1; j < cluster->count; j++) {
-            const struct hapt_link *link = hapt_cluster_link(cluster, i, j);
-            json_t *json = json_pack("{s:[s, s]}", "between", cluster->subcluster[i].name, cluster->subcluster[j].name);
-            set_link(json, "bandwidth", "latency", link->bandwidth, link->latency);
-            if (link->transport[0]) json_object_set_new(json, "transport", json_string(link->transport));
-            if (link->interface[0][0])
-                json_object_set_new(json, "interfaces", json_pack("[s, s]", link->interface[0], link->interface[1]));
-            json_array_append_new(links, json);
-        }
-    }
-    return json_pack("{s:s, s:i, s:o, s:o}", "format", "hapt-cluster", "version", 1, "subclusters", subclusters,
-                     "links", links);
-}
-
-static enum hapt_status write_cluster(const char *path, const struct hapt_cluster *cluster, struct hapt_arena *arena)
-{
-    const size_t size = strlen(path) + HAPT_TEMPORARY_SUFFIX_BYTES;
-    char *temporary;
-    HAPT_NEW(temporary, arena, size);
-    json_t *root = cluster_json(cluster);
-    if (!root) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory to write %s", path);
-    const int descriptor = hapt_atomic_file_open(path, temporary, size);
-    int error = descriptor < 0 ? errno : 0;
-    if (!error && (json_dumpfd(root, descriptor, JSON_INDENT(2)) != 0 || write(descriptor, "\n", 1) != 1))
-        error = errno ? errno : EIO;
-    json_decref(root);
-    if (error && descriptor >= 0) close(descriptor);
-    if (!error) error = hapt_atomic_file_commit(descriptor, temporary, path);
-    if (error && temporary[0]) unlink(temporary);
-    if (!error) return HAPT_OK;
-    return hapt_fail(HAPT_ERR_IO, "check permissions and free space", "%s cannot be written: %s", path,
-                     strerror(error));
 }
 
 static enum hapt_status check_usage(const struct hapt_config *config)
@@ -218,7 +147,7 @@ enum hapt_status hapt_command_cluster(struct hapt_env *env, struct hapt_config *
     if (env->world_rank != 0) return hapt_env_agree(env->world, HAPT_OK);
     const char *path = hapt_config_text(config, "output");
     assume_links(cluster, &inventory);
-    HAPT_TRY(hapt_env_agree(env->world, write_cluster(path, cluster, arena)));
+    HAPT_TRY(hapt_env_agree(env->world, hapt_cluster_save(cluster, path)));
     hapt_cluster_print(env, cluster);
     if (inventory.note_count > 0) hapt_print(env, "Check in %s:\n", path);
     for (int i = 0; i < inventory.note_count; i++) hapt_print(env, "  - %s\n", inventory.note[i]);

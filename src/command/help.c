@@ -16,19 +16,18 @@ static enum hapt_status print(const struct hapt_config *config)
         hapt_help_print_bash(stdout);
         return HAPT_OK;
     }
-    const char *name = word && !strncmp(word, "--", 2) ? word + 2 : word;
-    const enum hapt_status status = name ? hapt_help_find(name, &command) : HAPT_OK;
-    if (!strcmp(form, "man") && !name) {
+    const enum hapt_status status = word ? hapt_help_find(word, &command) : HAPT_OK;
+    if (!strcmp(form, "man") && !word) {
         for (int c = 0; c < HAPT_COMMAND_COUNT; c++)
             hapt_help_print_man((enum hapt_command)c, hapt_command_explanation((enum hapt_command)c), stdout);
     } else if (!strcmp(form, "man")) {
         HAPT_TRY(status);
         hapt_help_print_man(command, hapt_command_explanation(command), stdout);
-    } else if (!name) {
+    } else if (!word) {
         hapt_help_print_short(HAPT_COMMAND_JOB, stdout);
     } else if (status == HAPT_OK) {
         hapt_help_print_all(command, hapt_command_explanation(command), stdout);
-    } else if (!hapt_help_print_option(name, stdout)) {
+    } else if (!hapt_help_print_option(word, stdout)) {
         return status;
     } else {
         hapt_fail_reset();

@@ -13,7 +13,8 @@ enum hapt_status hapt_plan_explain_options(const struct hapt_config *config, str
     const char *sweeps = hapt_config_text(config, "what-if"), *strategy = hapt_config_text(config, "strategy");
     struct hapt_sweep_range *range;
     int count;
-    if (strcmp(hapt_config_text(config, "explain"), "all") != 0 && !hapt_config_bool(config, "json"))
+    if (strcmp(hapt_config_text(config, "explain"), "all") != 0 &&
+        !(hapt_phase_explains(config) && hapt_config_bool(config, "json")))
         HAPT_TRY(hapt_phase_refuse_unused(config, "only the programs of --explain all use it", "full"));
     if (!sweeps && !hapt_phase_explains(config)) return HAPT_OK;
     const char *name = sweeps ? "what-if" : "explain";

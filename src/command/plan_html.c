@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "hapt/picture.h"
+#include "hapt/text.h"
 #include "plan_explain.h"
 
 /* The sweep of the page: from a tenth of the slowest link between subclusters to ten times the fastest. */
@@ -12,8 +13,11 @@ enum { RANGE = 10, POINTS = 7 };
 /* True if rivals and sweeps are of the same kind as the plan. */
 static bool has_rivals(const struct hapt_config *config)
 {
+    enum hapt_schedule_kind kind;
+    const char *schedule = hapt_config_text(config, "schedule");
+    const bool looped = hapt_schedule_kind_parse(schedule, &kind) && hapt_schedule_loops(kind);
     return strcmp(hapt_config_text(config, "strategy"), "hapt") == 0 && hapt_config_int(config, "granularity") == 0 &&
-           !hapt_config_bool(config, "ignore-communication");
+           !hapt_config_bool(config, "ignore-communication") && !looped;
 }
 
 /* In the syntax of --what-if; false: there is no link whose bandwidth is known. */
@@ -61,22 +65,15 @@ static enum hapt_status cluster_of(const struct hapt_profile *profile, struct ha
     return HAPT_OK;
 }
 
-static const char *base_name(const char *path)
-{
-    const char *slash = strrchr(path, '/');
-    return slash ? slash + 1 : path;
-}
-
 enum hapt_status hapt_plan_html(struct hapt_env *env, struct hapt_config *config, const struct hapt_planning *planning,
                                 const struct hapt_prediction_inputs *inputs, const struct hapt_plan_sweeps *sweeps,
                                 struct hapt_arena *arena)
 {
-    const char *path = hapt_config_text(config, "html"), *input = hapt_config_text(config, "input");
+    const char *path = hapt_config_text(config, "html");
     const char *output = hapt_config_text(config, "output"), *profile = hapt_config_text(config, "profile");
     struct hapt_compare_row *rows = NULL;
     struct hapt_plan_sweeps own = *sweeps;
-    const char *model = NULL;
-    char range[80];
+    char range[80], title[HAPT_MODEL_TITLE];
     int count = 0, microbatches;
     if (!path) return HAPT_OK;
     if (has_rivals(config))
@@ -85,8 +82,8 @@ enum hapt_status hapt_plan_html(struct hapt_env *env, struct hapt_config *config
     if (has_rivals(config) && own.count == 0 && link_range(planning->profile, range))
         HAPT_TRY(hapt_plan_sweep(env, config, range, planning->profile, inputs, arena, NULL, &own));
     if (env->world_rank != 0) return hapt_env_agree(env->world, HAPT_OK);
-    if (planning->model) model = hapt_arena_printf(arena, "%s (%s)", base_name(input), planning->model->family);
-    struct hapt_picture_plan picture = {.model = model ? model : base_name(profile),
+    struct hapt_picture_plan picture = {.model = planning->model ? hapt_model_title(planning->model, title)
+                                                                 : hapt_text_base_name(profile),
                                         .name = output && !hapt_config_chosen(config, "emit") ? output : "not saved",
                                         .plan = planning->plan,
                                         .cluster = planning->cluster,

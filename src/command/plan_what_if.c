@@ -70,15 +70,6 @@ static enum hapt_status predict(void *context, enum hapt_sweep_kind kind, int su
     return status;
 }
 
-static const char *print_value(enum hapt_sweep_kind kind, double value, char text[32])
-{
-    if (kind == HAPT_SWEEP_LINK) return hapt_units_bits(value, text);
-    if (kind == HAPT_SWEEP_HOST_BANDWIDTH) return hapt_units_bandwidth(value, text);
-    if (kind == HAPT_SWEEP_MEMORY || kind == HAPT_SWEEP_HOST_MEMORY) return hapt_units_bytes(value, text);
-    snprintf(text, 32, "%.0f", value);
-    return text;
-}
-
 /* Subclusters in pipeline order. */
 static const char *print_order(const struct hapt_plan *plan, char text[200])
 {
@@ -103,7 +94,7 @@ static void print_points(const struct hapt_env *env, const struct hapt_sweep *sw
         const struct hapt_sweep_point *point = &sweep->point[i];
         const struct hapt_plan *plan = point->plan;
         char value[32], time[3][32], share[32] = "-", order[200];
-        print_value(kind, point->value, value);
+        hapt_sweep_value_text(kind, point->value, value);
         if (!plan) {
             hapt_print_wrapped(env, 15, "  %12s  none: %s\n", value, point->obstacle);
             continue;
@@ -139,12 +130,12 @@ static void print_knee(const struct hapt_env *env, const struct hapt_sweep *swee
     else if (sweep->count > 1 && isnan(sweep->knee))
         hapt_print_wrapped(env, 8, "  knee: none, %s\n", none[kind]);
     else if (sweep->count > 1)
-        hapt_print_wrapped(env, 8, "  knee: from %s on %s%s\n", print_value(kind, sweep->knee, value), flat[kind],
-                           sweep->knee > sweep->range->low ? "" : " (the whole range)");
+        hapt_print_wrapped(env, 8, "  knee: from %s on %s%s\n", hapt_sweep_value_text(kind, sweep->knee, value),
+                           flat[kind], sweep->knee > sweep->range->low ? "" : " (the whole range)");
     if (!isnan(sweep->balance_bandwidth))
         hapt_print_wrapped(env, 8,
                            "  at %s the transfer takes as long as the slowest stage; below it the link sets t_max\n",
-                           print_value(kind, sweep->balance_bandwidth, value));
+                           hapt_sweep_value_text(kind, sweep->balance_bandwidth, value));
 }
 
 /* In the syntax of --stages. */

@@ -78,7 +78,6 @@ void spmd_print(const struct hapt_env *env, const struct spmd_outcome *outcome)
                    : "as rings over the slowest link");
     hapt_print_wrapped(
         env, 6,
-
         "Step %s: computation %s, communication %s, gradients once per step %s; %d stages between synchronisations\n",
         hapt_units_time(result->price.cost_s * B, text[0]), hapt_units_time(result->price.compute_s * B, text[1]),
         hapt_units_time(result->price.communicate_s * B, text[2]), hapt_units_time(result->price.end_s * B, text[3]),

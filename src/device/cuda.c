@@ -35,6 +35,8 @@ static void plugin_path(char path[PATH_CHARS])
     const ssize_t length = readlink("/proc/self/exe", path, PATH_CHARS - sizeof name - sizeof installed);
     path[length > 0 ? length : 0] = '\0';
     char *slash = strrchr(path, '/'), *const end = slash ? slash + 1 : path;
+    strcpy(end, name);
+    if (!access(path, R_OK)) return;
     sprintf(end, "%s%s", installed, name);
     if (access(path, R_OK)) strcpy(end, name);
 }

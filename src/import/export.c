@@ -14,6 +14,7 @@
 #include "hapt/folder.h"
 #include "hapt/import.h"
 #include "hapt/progress.h"
+#include "hapt/text.h"
 
 enum { BLOCK = 1 << 16 /* elements that are converted at a time */, MAX_LEFTOVERS = 100 };
 
@@ -242,7 +243,7 @@ static bool any_file(const char *name)
 static enum hapt_status check_target(const char *folder)
 {
     struct stat about;
-    const char *slash = strrchr(folder, '/'), *name = slash ? slash + 1 : folder;
+    const char *name = hapt_text_base_name(folder);
     const bool exists = lstat(folder, &about) == 0;
     bool is_free = !exists;
     if (exists && S_ISDIR(about.st_mode)) {

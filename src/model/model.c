@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "hapt/ops.h"
+#include "hapt/text.h"
 #include "init.h"
 #include "weights.h"
 #include "zoo.h"
@@ -18,6 +19,16 @@ static const struct {
 enum { FAMILIES = sizeof families / sizeof families[0] };
 
 enum { MAX_SETTINGS = 64 };
+
+const char *hapt_model_title(const struct hapt_model *model, char text[HAPT_MODEL_TITLE])
+{
+    if (model->path)
+        snprintf(text, HAPT_MODEL_TITLE, "%.255s (%.40s)", hapt_text_base_name(model->path), model->family);
+    else
+        snprintf(text, HAPT_MODEL_TITLE, "%.40s", model->family);
+    hapt_text_make_printable(text, false);
+    return text;
+}
 
 enum hapt_status hapt_model_set(struct hapt_model *model, struct hapt_arena *arena, const char *name, const char *value)
 {

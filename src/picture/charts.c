@@ -15,8 +15,10 @@ double picture_axis_px(const struct picture_axis *axis, double value)
 
 const char *picture_unit_name(enum picture_unit unit, double largest, double *factor)
 {
-    static const char *const bytes[] = {"B", "kB", "MB", "GB", "TB", "PB"};
-    static const char *const bits[] = {"bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s", "Pbit/s"};
+    static const char *const names[][6] = {
+        [PICTURE_BYTES] = {"B", "kB", "MB", "GB", "TB", "PB"},
+        [PICTURE_BYTES_PER_S] = {"B/s", "kB/s", "MB/s", "GB/s", "TB/s", "PB/s"},
+        [PICTURE_BITS_PER_S] = {"bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s", "Pbit/s"}};
     *factor = 1;
     if (unit == PICTURE_NUMBER) return "";
     if (unit == PICTURE_SECONDS) {
@@ -26,7 +28,7 @@ const char *picture_unit_name(enum picture_unit unit, double largest, double *fa
     if (unit == PICTURE_BITS_PER_S) *factor = 8;
     int power = 0;
     for (; power < 5 && largest * *factor >= 1000; power++) *factor /= 1000;
-    return unit == PICTURE_BYTES ? bytes[power] : bits[power];
+    return names[unit][power];
 }
 
 static const char *axis_unit(const struct picture_axis *axis, double *factor)

@@ -12,7 +12,13 @@ enum { PICTURE_WIDTH = 1120, PICTURE_MOST_TICKS = 24 };
 /* CSS of all pictures, light and dark. Colours that stand beside each other differ in lightness. */
 extern const char picture_style[];
 
-enum picture_unit { PICTURE_NUMBER, PICTURE_SECONDS, PICTURE_BYTES, PICTURE_BITS_PER_S /* of byte/s */ };
+enum picture_unit {
+    PICTURE_NUMBER,
+    PICTURE_SECONDS,
+    PICTURE_BYTES,
+    PICTURE_BYTES_PER_S,
+    PICTURE_BITS_PER_S /* of byte/s */
+};
 
 struct picture_axis {
     double low, high, from_px, to_px;

@@ -23,6 +23,19 @@ static const char page_style[] =
     "li{margin:8px 0;max-width:90ch;overflow-wrap:anywhere}div.wide{overflow-x:auto}\n"
     "@media print{body{max-width:none}h2{break-after:avoid}svg{break-inside:avoid}}\n";
 
+enum hapt_status picture_page_save(picture_page_body *body, const void *picture, const char *path)
+{
+    struct hapt_svg svg;
+    struct hapt_arena arena;
+    hapt_arena_init(&arena);
+    enum hapt_status status = hapt_svg_init(&svg);
+    if (status == HAPT_OK) status = body(&svg, picture, &arena);
+    if (status == HAPT_OK) status = hapt_svg_save(&svg, path);
+    hapt_svg_release(&svg);
+    hapt_arena_release(&arena);
+    return status;
+}
+
 void picture_page_open(struct hapt_svg *svg, const char *title)
 {
     hapt_svg_put(svg,
@@ -81,6 +94,11 @@ enum hapt_status picture_section_timeline(struct hapt_svg *svg, const struct hap
     hapt_svg_number(svg, "simulated-s", plan->simulated_s);
     hapt_svg_put(svg, ">The simulator predicts %s for a step of %d microbatches.",
                  hapt_units_time(plan->simulated_s, time[0]), plan->microbatches);
+    if (timeline[0].total_s > plan->simulated_s * (1 + 1e-9))
+        hapt_svg_put(svg,
+                     " Part of its updates overlaps the step after it. The timeline shows one step alone, "
+                     "which takes %s.",
+                     hapt_units_time(timeline[0].total_s, time[0]));
     if (trace)
         hapt_svg_put(svg, " The measured step below is the last one that the run kept; it took %s.",
                      hapt_units_time(timeline[1].total_s, time[0]));
@@ -212,13 +230,17 @@ static void stages_text(const struct hapt_plan *plan, const char *name, char tex
 {
     char list[64] = "";
     int length = 0, count = 0;
-    for (int i = 0, first = -1; i <= plan->stage_count && length < 48; i++) {
+    for (int i = 0, first = -1; i <= plan->stage_count; i++) {
         bool used = false;
         for (int k = 0; i < plan->stage_count && k < plan->stage[i].submesh->part_count; k++)
             used = used || strcmp(plan->stage[i].submesh->part_name[k], name) == 0;
         if (used) count++;
         if (used && first < 0) first = i;
         if (used || first < 0) continue;
+        if (length >= 40) { /* the others have no room */
+            snprintf(list + length, sizeof list - (size_t)length, ", ...");
+            break;
+        }
         length += snprintf(list + length, sizeof list - (size_t)length, "%s%d", length > 0 ? ", " : "", first);
         if (first < i - 1) length += snprintf(list + length, sizeof list - (size_t)length, "-%d", i - 1);
         first = -1;

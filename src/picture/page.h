@@ -6,6 +6,11 @@
 #include "timeline.h"
 #include "topology_draw.h"
 
+/* Writes the body of a page about `picture`. */
+typedef enum hapt_status picture_page_body(struct hapt_svg *svg, const void *picture, struct hapt_arena *arena);
+/* The file of a page. HAPT_ERR_IO, HAPT_ERR_MEMORY, and failures of the body. */
+enum hapt_status picture_page_save(picture_page_body *body, const void *picture, const char *path);
+
 void picture_page_open(struct hapt_svg *svg, const char *title);
 /* One row of the list at the head. */
 void picture_page_fact(struct hapt_svg *svg, const char *name, const char *value);

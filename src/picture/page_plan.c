@@ -100,15 +100,6 @@ static enum hapt_status section_rivals(struct hapt_svg *svg, const struct hapt_p
     return HAPT_OK;
 }
 
-static const char *value_text(enum hapt_sweep_kind kind, double value, char text[32])
-{
-    if (kind == HAPT_SWEEP_LINK) return hapt_units_bits(value, text);
-    if (kind == HAPT_SWEEP_HOST_BANDWIDTH) return hapt_units_bandwidth(value, text);
-    if (kind == HAPT_SWEEP_MEMORY || kind == HAPT_SWEEP_HOST_MEMORY) return hapt_units_bytes(value, text);
-    snprintf(text, 32, "%.0f", value);
-    return text;
-}
-
 static void put_knee_words(struct hapt_svg *svg, const struct hapt_sweep *sweep)
 {
     char text[32];
@@ -118,10 +109,11 @@ static void put_knee_words(struct hapt_svg *svg, const struct hapt_sweep *sweep)
         hapt_svg_put(svg, "<p>There is no knee: at the largest value, more still shortens the step.</p>\n");
     else if (sweep->count > 1)
         hapt_svg_put(svg, "<p>The knee is at %s: beyond it, more gains almost nothing.</p>\n",
-                     value_text(sweep->range->kind, sweep->knee, text));
+                     hapt_sweep_value_text(sweep->range->kind, sweep->knee, text));
     for (int i = 0; i < sweep->count; i++) {
         if (sweep->point[i].plan) continue;
-        hapt_svg_put(svg, "<p>At %s there is no plan: ", value_text(sweep->range->kind, sweep->point[i].value, text));
+        hapt_svg_put(
+            svg, "<p>At %s there is no plan: ", hapt_sweep_value_text(sweep->range->kind, sweep->point[i].value, text));
         hapt_svg_text(svg, sweep->point[i].obstacle ? sweep->point[i].obstacle : "unknown");
         hapt_svg_put(svg, "</p>\n");
     }
@@ -133,9 +125,9 @@ static enum hapt_status put_sweep(struct hapt_svg *svg, const struct hapt_sweep 
     static const char *const labels[HAPT_SWEEP_KINDS] = {
         "bandwidth of the link", "nodes",
         "memory of a device",    "microbatches of a step",
-        "memory of a host",      "bytes per second between a device and its host"};
+        "memory of a host",      "bandwidth between a device and its host"};
     static const enum picture_unit units[HAPT_SWEEP_KINDS] = {PICTURE_BITS_PER_S, PICTURE_NUMBER, PICTURE_BYTES,
-                                                              PICTURE_NUMBER,     PICTURE_BYTES,  PICTURE_BYTES};
+                                                              PICTURE_NUMBER,     PICTURE_BYTES,  PICTURE_BYTES_PER_S};
     const enum hapt_sweep_kind kind = sweep->range->kind;
     struct picture_marker marker[2];
     char text[32];
@@ -149,11 +141,12 @@ static enum hapt_status put_sweep(struct hapt_svg *svg, const struct hapt_sweep 
     }
     if (sweep->count > 1 && isfinite(sweep->knee))
         marker[markers++] = (struct picture_marker){
-            sweep->knee, "knee", hapt_arena_printf(arena, "knee: %s", value_text(kind, sweep->knee, text))};
+            sweep->knee, "knee", hapt_arena_printf(arena, "knee: %s", hapt_sweep_value_text(kind, sweep->knee, text))};
     if (isfinite(sweep->balance_bandwidth) && kind == HAPT_SWEEP_LINK)
-        marker[markers++] = (struct picture_marker){
-            sweep->balance_bandwidth, "balance",
-            hapt_arena_printf(arena, "below %s the link sets t_max", value_text(kind, sweep->balance_bandwidth, text))};
+        marker[markers++] =
+            (struct picture_marker){sweep->balance_bandwidth, "balance",
+                                    hapt_arena_printf(arena, "below %s the link sets t_max",
+                                                      hapt_sweep_value_text(kind, sweep->balance_bandwidth, text))};
     for (int k = 0; k < markers; k++)
         if (!marker[k].text) return HAPT_ERR_MEMORY;
     const struct picture_series series = {
@@ -182,9 +175,9 @@ static enum hapt_status put_sweep(struct hapt_svg *svg, const struct hapt_sweep 
     return HAPT_OK;
 }
 
-static enum hapt_status put_page(struct hapt_svg *svg, const struct hapt_picture_plan *picture,
-                                 struct hapt_arena *arena)
+static enum hapt_status put_page(struct hapt_svg *svg, const void *content, struct hapt_arena *arena)
 {
+    const struct hapt_picture_plan *picture = content;
     const struct hapt_plan *plan = picture->plan;
     const char *title = hapt_arena_printf(arena, "Plan of %s", picture->model ? picture->model : picture->name);
     if (!title) return HAPT_ERR_MEMORY;
@@ -209,15 +202,7 @@ static enum hapt_status put_page(struct hapt_svg *svg, const struct hapt_picture
 
 enum hapt_status hapt_picture_save_plan(const struct hapt_picture_plan *picture, const char *path)
 {
-    struct hapt_svg svg;
-    struct hapt_arena arena;
-    hapt_arena_init(&arena);
-    enum hapt_status status = hapt_svg_init(&svg);
-    if (status == HAPT_OK) status = put_page(&svg, picture, &arena);
-    if (status == HAPT_OK) status = hapt_svg_save(&svg, path);
-    hapt_svg_release(&svg);
-    hapt_arena_release(&arena);
-    return status;
+    return picture_page_save(put_page, picture, path);
 }
 
 enum hapt_status hapt_picture_save_cluster(const struct hapt_cluster *cluster, const char *path)

@@ -48,6 +48,8 @@ static enum hapt_status section_loss(struct hapt_svg *svg, const struct hapt_rep
                  report->last_loss);
     put_validation_best(svg, report);
     if (every > 1) hapt_svg_put(svg, " The chart shows every %lld-th step.", (long long)every);
+    if (picture_mark_every(held) > 1)
+        hapt_svg_put(svg, " It shows every %lld-th validation loss.", (long long)picture_mark_every(held));
     if (strange > 0)
         hapt_svg_put(svg, " %lld steps have no finite loss; the chart leaves them out.", (long long)strange);
     hapt_svg_put(svg, "</p>\n<figure>\n");
@@ -121,8 +123,9 @@ static void put_summary(struct hapt_svg *svg, const struct hapt_report *report)
     if (report->warning_count > 0) hapt_svg_put(svg, "</ul>\n");
 }
 
-static enum hapt_status put_page(struct hapt_svg *svg, const struct hapt_picture_run *picture, struct hapt_arena *arena)
+static enum hapt_status put_page(struct hapt_svg *svg, const void *content, struct hapt_arena *arena)
 {
+    const struct hapt_picture_run *picture = content;
     const struct hapt_report *report = picture->report;
     const char *title = hapt_arena_printf(arena, "Run of %s", picture->model ? picture->model : picture->name);
     if (!title) return HAPT_ERR_MEMORY;
@@ -148,13 +151,5 @@ static enum hapt_status put_page(struct hapt_svg *svg, const struct hapt_picture
 
 enum hapt_status hapt_picture_save_run(const struct hapt_picture_run *picture, const char *path)
 {
-    struct hapt_svg svg;
-    struct hapt_arena arena;
-    hapt_arena_init(&arena);
-    enum hapt_status status = hapt_svg_init(&svg);
-    if (status == HAPT_OK) status = put_page(&svg, picture, &arena);
-    if (status == HAPT_OK) status = hapt_svg_save(&svg, path);
-    hapt_svg_release(&svg);
-    hapt_arena_release(&arena);
-    return status;
+    return picture_page_save(put_page, picture, path);
 }

@@ -9,7 +9,7 @@
 
 #include "hapt/atomic_file.h"
 
-enum { MOST_TEXT = 2000, MOST_PATH = 4096 };
+enum { MOST_TEXT = 2000 };
 #define REPLACEMENT 0xFFFDu
 
 enum hapt_status hapt_svg_init(struct hapt_svg *svg)
@@ -26,11 +26,11 @@ void hapt_svg_release(struct hapt_svg *svg)
     *svg = (struct hapt_svg){0};
 }
 
-/* Returns 0 or errno. */
-static int write_all(int descriptor, const char *text, size_t size)
+static int write_text(int descriptor, const void *content)
 {
-    for (size_t done = 0; done < size;) {
-        const ssize_t count = write(descriptor, text + done, size - done);
+    const struct hapt_svg *svg = content;
+    for (size_t done = 0; done < svg->size;) {
+        const ssize_t count = write(descriptor, svg->text + done, svg->size - done);
         if (count < 0 && errno == EINTR) continue;
         if (count <= 0) return count < 0 ? errno : EIO;
         done += (size_t)count;
@@ -40,18 +40,9 @@ static int write_all(int descriptor, const char *text, size_t size)
 
 enum hapt_status hapt_svg_save(struct hapt_svg *svg, const char *path)
 {
-    char aside[MOST_PATH + HAPT_TEMPORARY_SUFFIX_BYTES] = "";
     if (ferror(svg->stream) || fflush(svg->stream) != 0)
         return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for a picture");
-    if (strlen(path) >= MOST_PATH) return hapt_fail(HAPT_ERR_IO, "use a shorter path", "path too long: %.60s...", path);
-    const int descriptor = hapt_atomic_file_open(path, aside, sizeof aside);
-    int error = descriptor < 0 ? errno : write_all(descriptor, svg->text, svg->size);
-    if (descriptor >= 0 && error != 0) close(descriptor);
-    if (error == 0) error = hapt_atomic_file_commit(descriptor, aside, path);
-    if (error == 0) return HAPT_OK;
-    if (aside[0]) unlink(aside);
-    return hapt_fail(HAPT_ERR_IO, "check the folder and its free space", "%s cannot be written: %s", path,
-                     strerror(error));
+    return hapt_atomic_file_replace(path, write_text, svg);
 }
 
 void hapt_svg_put(struct hapt_svg *svg, const char *format, ...)

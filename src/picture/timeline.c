@@ -40,9 +40,13 @@ static enum hapt_status name_lane(const struct hapt_plan *plan, int submesh, int
 {
     char stages[64] = "";
     int length = 0, count = 0;
-    for (int i = 0; i < plan->stage_count && length < (int)sizeof stages - 8; i++)
-        if (plan->stage[i].submesh == &plan->submesh[submesh])
-            length += snprintf(stages + length, sizeof stages - (size_t)length, "%s%d", count++ ? ", " : "", i);
+    for (int i = 0; i < plan->stage_count; i++) {
+        if (plan->stage[i].submesh != &plan->submesh[submesh]) continue;
+        const bool has_room = length < (int)sizeof stages - 14;
+        length += has_room ? snprintf(stages + length, sizeof stages - (size_t)length, "%s%d", count++ ? ", " : "", i)
+                           : snprintf(stages + length, sizeof stages - (size_t)length, ", ...");
+        if (!has_room) break;
+    }
     if (rank >= 0)
         *label = hapt_arena_printf(arena, "stage%s %s, rank %lld", count > 1 ? "s" : "", stages, (long long)rank);
     else

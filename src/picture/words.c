@@ -54,7 +54,8 @@ static void put_stage(struct hapt_svg *svg, const struct hapt_plan *plan, int i)
     hapt_svg_put(svg, ", and needs %s of the %s of a device.", hapt_units_bytes(stage->memory_bytes, text[0]),
                  hapt_units_bytes(stage->device_memory_bytes, text[1]));
     if (stage->layout.unit_count > 0)
-        hapt_svg_put(svg, " %d blocks recompute activations in the backward pass.", stage->layout.unit_count);
+        hapt_svg_put(svg, " %d block%s activations in the backward pass.", stage->layout.unit_count,
+                     stage->layout.unit_count > 1 ? "s recompute" : " recomputes");
     if (hapt_weights_on_host(stage->layout.weights_at)) hapt_svg_put(svg, " Its weights are on the hosts.");
     if (stage->layout.weights_at == HAPT_WEIGHTS_SHARDED)
         hapt_svg_put(svg, " Its weights are sharded over its devices.");

@@ -12,7 +12,9 @@
 #include "metrics_csv.h"
 #include "tensorboard.h"
 
-#define MOST_SHARE 0.02 /* of the time for writing run.h5: a long run has a large one */
+#define MOST_SHARE 0.02    /* of the time for writing run.h5: a long run has a large one */
+#define LEAST_EVERY_S 0.01 /* between two versions of run.h5 */
+#define RETRY_S 10.0       /* between two attempts to open a file that grows */
 
 struct live {
     const struct hapt_env *env;
@@ -21,6 +23,7 @@ struct live {
     double every_s;   /* 0: run.h5 is written at the end only */
     bool with_events; /* --tensorboard */
     bool told[3];     /* a warning of run.h5, metrics.csv, tensorboard/ */
+    double retry_s;   /* when files that are not open are tried again */
     struct metrics_csv csv;
     struct tensorboard events;
     /* The lock guards what follows, but for `copy`, which the thread alone uses while it runs. */
@@ -86,7 +89,7 @@ static void *keep_saving(void *context)
             pthread_mutex_lock(&live->lock);
             if (saved) live->saved = live->copy.history.count;
         }
-        due_s = hapt_time_s() + fmax(live->every_s, (hapt_time_s() - now_s) / MOST_SHARE);
+        due_s = hapt_time_s() + fmax(fmax(live->every_s, LEAST_EVERY_S), (hapt_time_s() - now_s) / MOST_SHARE);
     }
     pthread_mutex_unlock(&live->lock);
     return NULL;
@@ -119,10 +122,23 @@ static void stop(struct live *live)
 
 /* ---- Files that grow ---- */
 
+/* Opens those that are not open. */
+static void open_files(struct live *live, const struct hapt_train_result *result)
+{
+    if (hapt_time_s() < live->retry_s) return;
+    live->retry_s = hapt_time_s() + RETRY_S;
+    if (live->csv.file.descriptor < 0 && !metrics_csv_open(&live->csv, live->folder, result))
+        warn_once(live, CSV_FILE, strerror(errno));
+    if (live->with_events && live->events.file.descriptor < 0 &&
+        !tensorboard_open(&live->events, live->folder, result, hapt_time_epoch_s()))
+        warn_once(live, EVENT_FILE, strerror(errno));
+}
+
 static void append(struct live *live, const struct hapt_train_result *result)
 {
     const double epoch_s = hapt_time_epoch_s();
     if (!owns_folder()) return;
+    open_files(live, result);
     if (live->csv.file.descriptor >= 0 && !metrics_csv_append(&live->csv, result, epoch_s))
         warn_once(live, CSV_FILE, strerror(errno));
     if (live->events.file.descriptor >= 0 && !tensorboard_append(&live->events, result, epoch_s))
@@ -139,9 +155,7 @@ static void begin(void *context, const struct hapt_train_result *result)
     live->seen = *result;
     if (!owns_folder()) return;
     hapt_atomic_file_drop_leftovers(live->path);
-    if (!metrics_csv_open(&live->csv, live->folder, result)) warn_once(live, CSV_FILE, strerror(errno));
-    if (live->with_events && !tensorboard_open(&live->events, live->folder, result, hapt_time_epoch_s()))
-        warn_once(live, EVENT_FILE, strerror(errno));
+    open_files(live, result);
     if (live->every_s > 0) start(live);
 }
 

@@ -18,7 +18,7 @@ static void write_header(const struct hapt_train_result *result, char line[MOST_
              "step,time,loss,gradient_norm,learning_rate,step_time_s,%ss_per_second,mfu,memory_bytes\n", result->item);
 }
 
-/* Digits of which each number has its bits back. */
+/* 17 digits: reading gives the same bits. */
 static const char *number(double value, char text[32])
 {
     if (isnan(value))

@@ -6,7 +6,8 @@
 #include "hapt/train.h"
 
 /* Columns: step (number of steps done), time (of day, ISO 8601), loss, gradient_norm, learning_rate, step_time_s,
- * tokens_per_second (or images), mfu, memory_bytes (of the rank with most). What is unknown is empty. */
+ * tokens_per_second (or images), mfu, memory_bytes (of the rank with most, after the first step). Unknown values are
+ * empty. */
 struct metrics_csv {
     struct append file;
     int64_t written; /* steps */

@@ -5,7 +5,6 @@
 
 #include "hapt/lock.h"
 #include "hapt/report.h"
-#include "hapt/text.h"
 #include "nexus.h"
 
 enum { VERSION = 1, LOSS_WINDOW = 20 };
@@ -38,20 +37,6 @@ static enum hapt_status write_settings(struct hapt_h5 *file, const struct hapt_c
     return hapt_h5_write_strings(file, "/settings/value", settings.count, value);
 }
 
-/* "gpt.h5 (gpt)" */
-static enum hapt_status write_model_name(struct hapt_h5 *file, const struct hapt_model *model)
-{
-    char text[320];
-    const char *slash = model->path ? strrchr(model->path, '/') : NULL;
-    snprintf(text, sizeof text, "%.255s%s%.40s%s",
-             slash         ? slash + 1
-             : model->path ? model->path
-                           : "",
-             model->path ? " (" : "", model->family, model->path ? ")" : "");
-    hapt_text_make_printable(text, false);
-    return hapt_h5_write_attribute_text(file, "/settings", "model", text);
-}
-
 static enum hapt_status write_state(struct hapt_h5 *file, const char *state)
 {
     char now[HAPT_TIME_ISO_CHARS];
@@ -61,13 +46,14 @@ static enum hapt_status write_state(struct hapt_h5 *file, const char *state)
 
 static enum hapt_status write_run(struct hapt_h5 *file, const struct hapt_run *run, const char *state)
 {
+    char title[HAPT_MODEL_TITLE];
     HAPT_TRY(write_state(file, state));
     HAPT_TRY(hapt_cluster_write(file, "/topology", run->cluster));
     if (run->layers) HAPT_TRY(hapt_layers_write(file, "/layers", run->layers));
     if (run->profile) HAPT_TRY(hapt_profile_write(file, "/profile", run->profile));
     HAPT_TRY(hapt_plan_write(file, "/plan", run->plan));
     HAPT_TRY(write_settings(file, run->config));
-    HAPT_TRY(write_model_name(file, run->model));
+    HAPT_TRY(hapt_h5_write_attribute_text(file, "/settings", "model", hapt_model_title(run->model, title)));
     HAPT_TRY(hapt_environment_write(file, run->result->rank_count, run->result->environment));
     HAPT_TRY(hapt_train_write(file, run->result));
     HAPT_TRY(hapt_train_write_trace(file, run->result));

@@ -94,10 +94,10 @@ static json_t *stage_json(const struct hapt_report_stage *stage)
     return json;
 }
 
-/* Modelled devices have no loss. */
+/* Modelled devices have no loss; a damaged file may hold one that is not finite. */
 static json_t *real_or_null(const struct hapt_report *report, double value)
 {
-    return report->loss ? json_real(value) : json_null();
+    return report->loss && isfinite(value) ? json_real(value) : json_null();
 }
 
 static json_t *validation_json(const struct hapt_report *report)

@@ -134,6 +134,12 @@ static bool write_summary(struct append *file, double epoch_s, int64_t step, con
 /* ---- The file ---- */
 
 /* Everything after the checkpoint of the run that is resumed belongs to another session. */
+/* TensorBoard drops what earlier files have from this step on. */
+static int64_t purge_step(const struct hapt_train_result *result)
+{
+    return result->first_step > 0 ? result->first_step + 1 : 0; /* also the validation before the first step */
+}
+
 static bool write_begin(struct append *file, double epoch_s, int64_t first_step)
 {
     static const char version[] = "brain.Event:2";
@@ -142,7 +148,7 @@ static bool write_begin(struct append *file, double epoch_s, int64_t first_step)
     put_block(&event, EVENT_FILE_VERSION, version, sizeof version - 1);
     if (!write_record(file, &event)) return false;
     put_number(&session, SESSION_STATUS, SESSION_START);
-    begin_event(&event, epoch_s, first_step + 1);
+    begin_event(&event, epoch_s, first_step);
     put_block(&event, EVENT_SESSION_LOG, session.byte, session.count);
     return write_record(file, &event);
 }
@@ -176,9 +182,13 @@ static bool create(struct append *file, const char *folder, double epoch_s)
 bool tensorboard_open(struct tensorboard *events, const char *folder, const struct hapt_train_result *result,
                       double epoch_s)
 {
-    *events = (struct tensorboard){
-        .file.descriptor = -1, .written = result->first_step, .validations = result->history.validation_count};
-    if (create(&events->file, folder, epoch_s) && write_begin(&events->file, epoch_s, result->first_step)) return true;
+    const struct hapt_history *history = &result->history;
+    const int64_t first_step = purge_step(result);
+    *events = (struct tensorboard){.file.descriptor = -1, .written = result->first_step};
+    while (events->validations < history->validation_count &&
+           history->validation[events->validations].step < first_step)
+        events->validations++;
+    if (create(&events->file, folder, epoch_s) && write_begin(&events->file, epoch_s, first_step)) return true;
     const int error = errno;
     append_close(&events->file);
     errno = error;

@@ -4,7 +4,6 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "hapt/atomic_file.h"
 #include "hapt/h5.h"
@@ -129,23 +128,11 @@ static json_t *all_events(const struct hapt_report_trace *columns)
     return NULL;
 }
 
-static enum hapt_status write_events(const json_t *root, const char *path, struct hapt_arena *arena)
+static int write_events(int descriptor, const void *root)
 {
-    const size_t size = strlen(path) + HAPT_TEMPORARY_SUFFIX_BYTES;
-    char *aside;
-    HAPT_NEW(aside, arena, size);
-    const int descriptor = hapt_atomic_file_open(path, aside, size);
-    int error = descriptor < 0 ? errno : 0;
-    if (error == 0 && json_dumpfd(root, descriptor, JSON_COMPACT | JSON_REAL_PRECISION(12)) != 0) {
-        error = errno ? errno : EIO;
-        close(descriptor);
-    } else if (error == 0) {
-        error = hapt_atomic_file_commit(descriptor, aside, path);
-    }
-    if (error == 0) return HAPT_OK;
-    if (aside[0]) unlink(aside);
-    return hapt_fail(HAPT_ERR_IO, "check the folder and its free space", "%s cannot be written: %s", path,
-                     strerror(error));
+    errno = 0;
+    if (json_dumpfd(root, descriptor, JSON_COMPACT | JSON_REAL_PRECISION(12)) == 0) return 0;
+    return errno ? errno : EIO;
 }
 
 enum hapt_status hapt_report_trace_load(const char *run_path, struct hapt_arena *arena,
@@ -175,7 +162,7 @@ enum hapt_status hapt_report_trace(const char *run_path, const char *path)
                            "%s holds no timeline", run_path);
     json_t *root = status == HAPT_OK ? all_events(columns) : NULL;
     if (status == HAPT_OK && !root) status = hapt_fail(HAPT_ERR_MEMORY, NULL, "host memory exhausted");
-    if (status == HAPT_OK) status = write_events(root, path, &arena);
+    if (status == HAPT_OK) status = hapt_atomic_file_replace(path, write_events, root);
     json_decref(root);
     hapt_arena_release(&arena);
     return status;

@@ -1,6 +1,7 @@
-/* Parses the text of --what-if. */
+/* The texts of --what-if: parses ranges, prints values. */
 #include <ctype.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -137,4 +138,13 @@ enum hapt_status hapt_sweep_parse(const char *text, struct hapt_arena *arena, st
     *range = made;
     *count = pieces;
     return HAPT_OK;
+}
+
+const char *hapt_sweep_value_text(enum hapt_sweep_kind kind, double value, char text[32])
+{
+    if (kind == HAPT_SWEEP_LINK) return hapt_units_bits(value, text);
+    if (kind == HAPT_SWEEP_HOST_BANDWIDTH) return hapt_units_bandwidth(value, text);
+    if (kind == HAPT_SWEEP_MEMORY || kind == HAPT_SWEEP_HOST_MEMORY) return hapt_units_bytes(value, text);
+    snprintf(text, 32, "%.0f", value);
+    return text;
 }

@@ -41,7 +41,7 @@ double hapt_train_median(const double *time_s, int64_t from, int64_t to, int64_t
     return median;
 }
 
-/* What follows from the step times. */
+/* Figures that follow from the step times. */
 static enum hapt_status write_derived_into(struct hapt_h5 *file, const struct hapt_train_result *result, double *value,
                                            int64_t *step)
 {

@@ -13,6 +13,7 @@
 #include "runtime.h"
 #include "hapt/folder.h"
 #include "hapt/lock.h"
+#include "hapt/text.h"
 
 #define OVERWRITTEN "overwritten"
 #define INPUT_NOTE ".hapt-input" /* in a folder with a default name: the input that it was named after */
@@ -28,8 +29,8 @@ static struct {
 
 static const char *input_name(const struct hapt_config *config)
 {
-    const char *input = hapt_config_text(config, "input"), *slash = input ? strrchr(input, '/') : NULL;
-    return slash ? slash + 1 : input ? input : "run";
+    const char *input = hapt_config_text(config, "input");
+    return input ? hapt_text_base_name(input) : "run";
 }
 
 enum hapt_status hapt_run_folder_name(const struct hapt_config *config, struct hapt_arena *arena, const char **folder)

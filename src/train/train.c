@@ -260,6 +260,11 @@ static enum hapt_status note_validation(struct run *run, const struct hapt_evalu
     return HAPT_OK;
 }
 
+static void tell_observer(const struct run *run)
+{
+    if (run->observer && run->observer->step) run->observer->step(run->observer->context, run->result);
+}
+
 /* Its duration does not count for any step. *stop: also bits that ended it; it is then made up for by a resumed run. A
  * request that is known already does not end it. */
 static enum hapt_status validate(struct run *run, int *stop)
@@ -276,6 +281,7 @@ static enum hapt_status validate(struct run *run, int *stop)
         struct stage_vote unused;
         take_stage_vote(run, s, &unused);
     }
+    tell_observer(run);
     run->mark_s = hapt_time_s();
     run->result->validation_s += run->mark_s - start_s;
     return HAPT_OK;
@@ -397,7 +403,6 @@ static enum hapt_status take_step(struct run *run, int64_t number, int *stop)
  * duration does not count for any step. */
 static void note_step(struct run *run, struct hapt_progress *progress, int64_t step)
 {
-    const struct hapt_train_observer *observer = run->observer;
     run->result->checkpoint = run->saver.path;
     if (step == run->first) {
         const double start_s = hapt_time_s();
@@ -406,7 +411,7 @@ static void note_step(struct run *run, struct hapt_progress *progress, int64_t s
         run->mark_s += hapt_time_s() - start_s; /* the update since the mark counts for the next step */
     }
     step_line_show(run->result, progress);
-    if (observer && observer->step) observer->step(observer->context, run->result);
+    tell_observer(run);
 }
 
 /* Advances an asynchronous checkpoint with the votes of this step. */
@@ -468,12 +473,24 @@ static enum hapt_status loop(struct run *run)
     return status;
 }
 
-/* The loop and its observer. */
+static enum hapt_status loop_and_gather(struct run *run)
+{
+    const MPI_Comm world = run->env->world;
+    const enum hapt_status status = loop(run);
+    const enum hapt_status drained = worker_drain(&run->worker);
+    if (drained != HAPT_OK) hapt_die(drained);
+    HAPT_TRY(status);
+    HAPT_TRY(hapt_env_agree(world, trace_gather(&run->worker, run->first, run->result->history.count, run->result)));
+    HAPT_TRY(hapt_env_agree(world, worker_report_replays(&run->worker)));
+    return hapt_env_agree(world, worker_gather_memory(&run->worker, run->result));
+}
+
+/* The observer's end may wait for a slow disk: no rank waits for it under a deadline. */
 static enum hapt_status observed_loop(struct run *run)
 {
     const struct hapt_train_observer *observer = run->observer;
     if (observer && observer->begin) observer->begin(observer->context, run->result);
-    const enum hapt_status status = loop(run);
+    const enum hapt_status status = loop_and_gather(run);
     if (observer && observer->end) observer->end(observer->context, run->result, status != HAPT_OK);
     return status;
 }
@@ -605,13 +622,7 @@ static enum hapt_status train(struct run *run, const struct hapt_checkpoint *che
     HAPT_TRY(hapt_env_agree(world, set));
     HAPT_TRY(saver_open(&run->saver, run->config, run->data, run->validation.data, checkpoint, saves_often(run)));
     if (checkpoint) saver_compare_data(&run->saver, checkpoint);
-    const enum hapt_status status = observed_loop(run);
-    const enum hapt_status drained = worker_drain(&run->worker);
-    if (drained != HAPT_OK) hapt_die(drained);
-    HAPT_TRY(status);
-    HAPT_TRY(hapt_env_agree(world, trace_gather(&run->worker, run->first, run->result->history.count, run->result)));
-    HAPT_TRY(hapt_env_agree(world, worker_report_replays(&run->worker)));
-    return hapt_env_agree(world, worker_gather_memory(&run->worker, run->result));
+    return observed_loop(run);
 }
 
 enum hapt_status hapt_train_run(const struct hapt_env *env, const struct hapt_cluster *cluster,

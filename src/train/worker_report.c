@@ -10,28 +10,13 @@ static bool uses_device_comms(const struct worker *worker)
     return worker->pair_count > 0 || (worker->stage_count > 0 && worker->stage[0].team.devices);
 }
 
-/* Devices of a submesh are counted with its first chunk. */
-static double peak_flops(const struct worker *worker)
-{
-    double sum = 0;
-    for (int c = 0; c < worker->plan->stage_count; c++)
-        for (int r = 0; r < stage_size(worker, c) && worker->index[c] == 0; r++) {
-            const int subcluster = worker->cluster->subcluster_of_rank[stage_world_rank(worker, c, r)];
-            const double *peak = worker->cluster->subcluster[subcluster].device.peak_flops;
-            const double its = peak[worker->model->dtype] > 0 ? peak[worker->model->dtype] : peak[HAPT_F32];
-            if (!(its > 0)) return 0;
-            sum += its;
-        }
-    return sum;
-}
-
 void worker_describe(const struct worker *worker, struct hapt_train_result *result)
 {
     const double items = (double)hapt_model_items(worker->model);
     result->item = hapt_model_item(worker->model);
     result->items_per_step = worker->plan->microbatches * hapt_model_items(worker->model);
     result->flops_per_item = hapt_model_flops(worker->model) / items;
-    result->peak_flops = peak_flops(worker);
+    result->peak_flops = worker->plan->peak_flops;
 }
 
 enum hapt_status worker_gather_environment(const struct worker *worker, struct hapt_train_result *result)

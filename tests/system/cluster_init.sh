@@ -34,12 +34,13 @@ S
 init --sinfo "$scratch/sinfo"
 holds '[(c["device"], c["nodes"], c["devices_per_node"]) for c in s] == [("A100-80GB", 2, 4), ("V100-32GB", 1, 8), ("RTX-2080Ti", 1, 4)]'
 holds 'len({c["name"] for c in s}) == 3 and [l["bandwidth"] for l in d["links"]] == ["1.25 GB/s"] * 3'
-holds 's[0]["intra_node_bandwidth"] == "300 GB/s" and s[0]["inter_node_bandwidth"] == "1.25 GB/s" and s[0]["host"] == {"memory": "535 GB"}'
+holds 's[0]["intra_node_bandwidth"] == "300 GB/s" and s[0]["inter_node_bandwidth"] == "1.25 GB/s" and s[0]["host"] == {"memory": "534 GB"}'
 says 'left out: 2 nodes that are down or drained: gpu03, gpu05$'
 says 'left out: MIG slices of 2 resources'
 says 'left out: 1 node without a GPU'
 says 'inter_node_bandwidth of a100-80gb: 10 Gbit/s is assumed'
-says 'bandwidth of the link a100-80gb - v100-32gb: 10 Gbit/s is assumed'
+says 'bandwidth of 3 links between subclusters: 10 Gbit/s is assumed'
+for known in 'a100-80gb: 300 GB/s between two A100-80GB' 'rtx-2080ti: .* between two RTX-2080Ti'; do says "intra_node_bandwidth of $known, by data sheet"; done
 loads
 check "the file as it loads" /usr/bin/python3 -c '
 import json, sys
@@ -64,6 +65,9 @@ says '"a100" may have more memory than A100-40GB'
 printf 'HOSTNAMES GRES\nn1 gpu:l4:2,gpu:t4:6\nn2 gpu:l4:2,gpu:t4:6\n' >"$scratch/mixed"
 init --sinfo "$scratch/mixed"
 holds '[(c["device"], c["nodes"], c["devices_per_node"]) for c in s] == [("L4", 2, 2), ("T4", 2, 6)]'
+holds '[(c["inter_node_bandwidth"], c["inter_node_latency"]) for c in s] == [("1.25 GB/s", "50 us")] * 2'
+for name in l4 t4; do says "inter_node_bandwidth of $name: 10 Gbit/s is assumed"; done
+says 'bandwidth of 1 link between subclusters: 10 Gbit/s is assumed'
 plans
 # Nodes without GPUs: their CPUs.
 printf 'HOSTNAMES STATE CPUS MEMORY GRES\nc1 idle 32 128000 (null)\nc2 idle 32 128000 (null)\n' >"$scratch/cpus"
@@ -111,6 +115,7 @@ refused 3 'cannot read .*nowhere' --sinfo "$scratch/nowhere"
 refused 3 'cannot read' --sinfo "$scratch"
 printf 'No devices were found\n' >"$scratch/bad"
 refused 3 'line 1: "No devices were found"' --nvidia-smi "$scratch/bad"
+refused 2 'names no file' --nvidia-smi ,
 for nodes in 0 x; do refused 2 'bad value' --nvidia-smi "$scratch/a100.csv=$nodes"; done
 refused 2 'exclude each other' --sinfo "$scratch/sinfo" --nvidia-smi "$scratch/a100.csv"
 refuses 2 'does one thing' 1 cluster --output "$gone"

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Every command of README.md runs as it stands there, in order, in a copy of the repository (```sh blocks). HAPT_LONG=1: those of
 # docs/commands.md and docs/slow-links.md as well, and the first two as an unprivileged user. The time to the first plan and to the first
-# training step is printed. Runs beside others: it asserts no time.
+# training step is printed.
+# Runs beside others: it asserts no time.
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
 own=$PWD

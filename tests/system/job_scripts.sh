@@ -64,8 +64,9 @@ ends "two-subclusters that was stopped" 0
 says "two-subclusters that was stopped" '^scontrol requeue 7$'
 
 # GPT-39B: every option exists in the command that it is given to; model, tokens and plan are made, and once made are kept.
-sed -e ':a' -e '/\\$/{N' -e 's/\\\n//' -e 'ba' -e '}' jobs/gpt39b.slurm | grep -v '^#' | grep '\$hapt ' | while read -r line; do
-    words=${line#*\$hapt }
+sed -e ':a' -e '/\\$/{N' -e 's/\\\n//' -e 'ba' -e '}' jobs/gpt39b.slurm | grep -v '^#' | grep '"\$hapt" ' | grep -v '^if ' | while read -r line; do
+    words=${line#*\"\$hapt\" }
+    echo "${words%% *}" >>"$scratch/commands"
     word=${words%% *}
     case $word in -*) word= ;; esac
     "$HAPT" help ${word:-job} >"$scratch/help" 2>&1
@@ -73,6 +74,7 @@ sed -e ':a' -e '/\\$/{N' -e 's/\\\n//' -e 'ba' -e '}' jobs/gpt39b.slurm | grep -
         grep -q -e "^  $option " "$scratch/help" || echo "hapt $word lacks $option"
     done
 done >"$scratch/lacking"
+check "commands of gpt39b" test "$(sort "$scratch/commands" | tr '\n' ' ')" = "--input data model plan train "
 check "options of gpt39b: $(tr '\n' ';' <"$scratch/lacking")" test ! -s "$scratch/lacking"
 gpt39b() { job env SLURM_JOB_ID=7 SLURM_NTASKS=64 SRUN_CODE="$1" "${@:2}" bash jobs/gpt39b.slurm ${data:-}; }
 data=
@@ -100,10 +102,15 @@ ends "gpt39b that failed" 5
 
 data=inputs/tokens.h5
 gpt39b 0
+ends "gpt39b with other data" 3
+says "gpt39b with other data" '^gpt39b: error: outputs/gpt39b was made for the data LICENSE, not for inputs/tokens.h5' err
+gpt39b 0 MODEL=gpt-15b
+ends "gpt39b with another model" 3
+gpt39b 0 RUN=outputs/other
 says "gpt39b takes a data file as it is" '--data inputs/tokens.h5 '
 # Cores for each task, which srun does not take from the job.
 printf '#!/bin/bash\necho "cores $SRUN_CPUS_PER_TASK"\n' >"$stand_ins/srun"
-gpt39b 0 SLURM_CPUS_PER_TASK_HET_GROUP_0=4
+gpt39b 0 RUN=outputs/other SLURM_CPUS_PER_TASK_HET_GROUP_0=4
 says "gpt39b passes on the cores of a task" '^cores 4$'
 # Neither a build nor an installation.
 mkdir "$scratch/empty"
@@ -119,6 +126,12 @@ for script in jobs/*.slurm; do
     check "$script: Slurm reads all lines" test -z "$(sed '1,/^set /d' "$script" | grep '^#SBATCH')"
     check "$script: both components take the memory of their nodes" test "$(grep -c '^#SBATCH --mem=0$' "$script")" -eq 2
     check "$script: an account to fill in" grep -q '^##SBATCH --account=' "$script"
+    # as the comments say; sbatch reads no directive behind the first command
+    sed 's/^##SBATCH/#SBATCH/; s/^## module/module/' "$script" >"$scratch/filled.slurm"
+    check "$script: filled in, it is a script" bash -n "$scratch/filled.slurm"
+    check "$script: the directives come before the first command" test "$(grep -n '^[^#]' "$scratch/filled.slurm" | head -n 1 | cut -d: -f2-)" = \
+        "module load openmpi hdf5 hwloc jansson onednn" -a "$(grep -n '^#SBATCH' "$scratch/filled.slurm" | tail -n 1 | cut -d: -f1)" -lt \
+        "$(grep -n '^module' "$scratch/filled.slurm" | cut -d: -f1)"
 done
 
 # jobs/case-study.py: both tables, and what it keeps (its numbers: case_study).

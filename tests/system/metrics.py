@@ -76,6 +76,8 @@ def read_run(output):
     with h5py.File(output + "/run.h5", "r") as file:
         file.visititems(lambda _, item: item[()] if isinstance(item, h5py.Dataset) else None)
         state, train_group = text(file.attrs["state"]), file["train"]
+        if train_group.attrs["peak_flops"] != file["plan"].attrs["peak_flops"]:
+            complain("the MFU of the run is not that of the plan")
         datetime.datetime.fromisoformat(text(file.attrs["written"]))
         curves = {name: item[()] for name, item in train_group.items() if isinstance(item, h5py.Dataset) and item.ndim == 1}
         curves = {name: curves[name] for name in list(SAME.values()) + ["step", "time"]}
@@ -168,15 +170,22 @@ def read_events(path, torn=False):
 
 def all_events(output):
     """{step: {tag: value}} as TensorBoard has it after all starts of a run."""
-    found = {}
+    found, held_out = {}, {}
     for name in sorted(os.listdir(output + "/tensorboard")):
         for step, value in read_events("%s/tensorboard/%s" % (output, name), torn=True):
             if value == "start":
                 found = {earlier: entry for earlier, entry in found.items() if earlier < step}
-            elif step in found:
+                held_out = {earlier: loss for earlier, loss in held_out.items() if earlier < step}
+            elif step in (held_out if "validation/loss" in value else found):
                 complain("events of step %d twice" % step)
+            elif "validation/loss" in value:
+                held_out[step] = value["validation/loss"]
             else:
                 found[step] = value
+    with h5py.File(output + "/run.h5", "r") as file:
+        wanted_steps, losses = (file["train/validation_" + name][()] if "train/validation_" + name in file else [] for name in ("step", "loss"))
+    if held_out != {step: numpy.float32(loss) for step, loss in zip(wanted_steps, losses)}:
+        complain("validations %s, in run.h5 %s" % (sorted(held_out), list(wanted_steps)))
     return found
 
 
@@ -383,7 +392,8 @@ def kills():
     while killed < wanted:
         ranks, output = random.choice((1, 1, 2)), folder + "/killed"
         shutil.rmtree(output, ignore_errors=True)
-        options = ["--checkpoint-every", str(random.choice((20, 60))), "--metrics-every", "0.001", "--resume", "auto", "--tensorboard", "yes"]
+        options = ["--checkpoint-every", str(random.choice((20, 60))), "--metrics-every", "0.001", "--resume", "auto", "--tensorboard", "yes",
+                   "--validation-data", folder + "/t.h5", "--validate-every", "10", "--validate-rows", "4"]
         start = runs.Start(train(ranks, STEPS, output, *options))
         await_rows(start, output, random.randrange(STEPS - 30))
         time.sleep(random.random() * 0.05)

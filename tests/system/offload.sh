@@ -249,7 +249,8 @@ checks=$((checks + 1))
 import sys
 import h5py
 import numpy
-step_s, planned_s = zip(*((numpy.median(file["train/step_time"][1:]), file["plan"].attrs["simulated"]) for file in map(h5py.File, sys.argv[1:])))
+# the shortest step: others may be disturbed by what runs beside this test
+step_s, planned_s = zip(*((numpy.min(file["train/step_time"][1:]), file["plan"].attrs["simulated"]) for file in map(h5py.File, sys.argv[1:])))
 print("steps %s s, predicted %s s" % (step_s, planned_s))
 assert step_s[1] < 0.6 * step_s[0] and planned_s[1] < 0.6 * planned_s[0]
 assert 0.8 * planned_s[1] < step_s[1] < 1.3 * planned_s[1]

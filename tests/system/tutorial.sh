@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# docs/tutorial.md as a new user runs it: its cluster and its four commands, on a small model and a tokenizer made by transformers
+# docs/tutorial.md as a new user runs it: its cluster and its four commands, and those of README.md, on a small model and a tokenizer made by transformers
 # (HAPT_TRANSFORMERS, a Python with it; else it is skipped). The validation loss falls, and transformers loads what comes out.
 # Runs beside others: it asserts no time.
 . "$(dirname "$0")/lib.sh.inc"
@@ -26,6 +26,14 @@ check "transformers continues the text so, too: $(cat "$scratch/text")" "$python
 evaluate=$(grep -o '`build/hapt evaluate [^`]*`' docs/tutorial.md | tr -d '`')
 check "hapt evaluate: $evaluate" mpirun --oversubscribe --bind-to none -np 3 $evaluate --threads 1
 "$python" "$own/tests/system/tutorial.py" chat "$scratch/tools/hapt_tokens.py" "$HAPT" >"$scratch/said" 2>&1 || fail "chats: $(tail -n 5 "$scratch/said")"
+
+# README.md has four such commands as well.
+mkdir -p "$scratch/readme/build" && cp -r "$own"/{jobs,tools} model texts "$scratch/readme" && ln -s "$HAPT" "$scratch/readme/build/hapt"
+awk '/^```published$/ {on = 1; next} /^```$/ {on = 0} on' "$own/README.md" >"$scratch/readme/commands"
+check "README.md has four commands" test "$(grep -c . "$scratch/readme/commands")" -eq 4
+(cd "$scratch/readme" && PATH=$(dirname "$python"):$PATH bash -e commands) >"$scratch/said" 2>&1 || fail "README's commands: $(tail -n 5 "$scratch/said")"
+check "transformers loads what they exported" "$python" -c 'import sys, transformers; transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])' "$scratch/readme/tuned"
+
 check "hapt report" build/hapt report --input outputs/model/run.h5
 check "hapt plan --explain" build/hapt plan --input model.h5 --cluster lab.json --predict --explain
 finish
