@@ -53,6 +53,8 @@ HARDENING := $(if $(hardened),$(fortify) -fstack-protector-strong -fPIE)
 LINK_HARDENING := $(if $(hardened),-Wl$(comma)-z$(comma)relro$(comma)-z$(comma)now)
 override CFLAGS += $(HARDENING)
 EXECUTABLE = $(if $(hardened),-pie $(LINK_HARDENING)) $(LDFLAGS)
+# gold links the many tests in a third of the time.
+gold := $(if $(sanitizer),,$(shell echo 'int main(void) { return 0; }' | $(CC) -fuse-ld=gold -xc -o /dev/null - 2>/dev/null && echo -fuse-ld=gold))
 
 # Kernels are compiled once per instruction-set level and chosen at run time.
 ISAS := $(if $(filter x86_64,$(shell uname -m)),v2 v3 v4,base)
@@ -154,7 +156,7 @@ $(BUILD)/%.o: %.c
 $(BUILD)/tests/%: tests/%.c $(BUILD)/libhapt.a
 	@echo "LD   $@"
 	$(Q)mkdir -p $(@D)
-	$(Q)$(CC) $(CFLAGS) $(OPTIMIZE) -Itests -MMD -MP -MF $@.d $(EXECUTABLE) -o $@ $< $(BUILD)/libhapt.a $(LIBS)
+	$(Q)$(CC) $(CFLAGS) $(OPTIMIZE) -Itests -MMD -MP -MF $@.d $(EXECUTABLE) $(gold) -o $@ $< $(BUILD)/libhapt.a $(LIBS)
 
 # GLPK is these tests' oracle, where it is installed (tests/lp_oracle.h).
 glpk = $(shell echo '$(hash)include <glpk.h>' | $(CC) $(CFLAGS) -E -xc - >/dev/null 2>&1 && echo -lglpk)
@@ -217,7 +219,7 @@ $(BUILD)/tests/faults/%.so: tests/faults/%.c
 $(BUILD)/bench/%: bench/%.c $(BUILD)/libhapt.a
 	@echo "LD   $@"
 	$(Q)mkdir -p $(@D)
-	$(Q)$(CC) $(CFLAGS) $(OPTIMIZE) -MMD -MP -MF $@.d $(EXECUTABLE) -o $@ $< $(BUILD)/libhapt.a $(LIBS)
+	$(Q)$(CC) $(CFLAGS) $(OPTIMIZE) -MMD -MP -MF $@.d $(EXECUTABLE) $(gold) -o $@ $< $(BUILD)/libhapt.a $(LIBS)
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
 

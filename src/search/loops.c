@@ -363,14 +363,18 @@ enum hapt_status search_loops(MPI_Comm comm, const struct hapt_profile *profile,
     for (int c = 0; c < profile->cluster_count; c++)
         search.most_slots += profile->cluster[c].nodes * profile->cluster[c].devices_per_node;
     if (search.most_slots > search.L) search.most_slots = search.L;
+    search.most_lists = LOOPS_MOST_PASSES / (int)fmin((double)search.B * search.L, LOOPS_MOST_PASSES);
+    search.most_lists = search.most_lists < LOOPS_LEAST_LISTS  ? LOOPS_LEAST_LISTS
+                        : search.most_lists > LOOPS_MOST_LISTS ? LOOPS_MOST_LISTS
+                                                               : search.most_lists;
     search.most_stages = search.L; /* longer rows have no stages for all submeshes */
     hapt_arena_init(&search.arena);
     hapt_arena_init(&search.trial);
     hapt_arena_init(&search.frame_arena);
-    for (int k = 0; k < LOOPS_LISTS; k++) hapt_arena_init(&search.newest[k].arena);
+    for (int k = 0; k < LOOPS_MOST_LISTS; k++) hapt_arena_init(&search.newest[k].arena);
     const enum hapt_status status = run_all(&search, result, plan);
     hapt_simulate_work_release(&search.simulation);
-    for (int k = 0; k < LOOPS_LISTS; k++) hapt_arena_release(&search.newest[k].arena);
+    for (int k = 0; k < LOOPS_MOST_LISTS; k++) hapt_arena_release(&search.newest[k].arena);
     hapt_arena_release(&search.frame_arena);
     hapt_arena_release(&search.trial);
     hapt_arena_release(&search.arena);

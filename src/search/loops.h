@@ -61,6 +61,9 @@ enum { LOOPS_BUILDING = 20 };
 /* Lists of a setting, for some edges between the stages. */
 struct loops_lists {
     struct hapt_arena arena;
+    uint64_t hash; /* of what follows, but for what was made */
+    struct loops_setting setting;
+    int slots, *ahead;
     struct hapt_schedule *made; /* NULL: they do not run */
     int transfer_slots;
     bool tied;
@@ -68,7 +71,8 @@ struct loops_lists {
     struct hapt_schedule_edge *edge;
     struct hapt_schedule_relay *relay;
 };
-enum { LOOPS_LISTS = 32 };
+/* Kept lists: as many as have so many passes, within bounds. Building them takes longer than pricing. */
+enum { LOOPS_LEAST_LISTS = 32, LOOPS_MOST_LISTS = 512, LOOPS_MOST_PASSES = 1 << 19 };
 
 struct loops_search {
     MPI_Comm comm;
@@ -79,13 +83,14 @@ struct loops_search {
     int L, B, most_slots, most_stages;
     struct hapt_arena arena; /* lives as long as the search */
     struct hapt_arena trial; /* of one pricing */
-    /* The plan of the newest pricing, and lists of its setting. */
+    /* The plan of the newest pricing. */
     struct hapt_arena frame_arena;
     struct hapt_plan *frame;
-    struct loops_candidate key;             /* the setting of frame and lists; slots 0: none */
-    int list_count, list_next;              /* the next one that is overwritten */
-    struct loops_lists newest[LOOPS_LISTS]; /* [list_count] */
-    struct hapt_schedule *lists;            /* of the newest pricing; NULL: none, or they do not run */
+    struct loops_candidate key; /* the setting of the frame; slots 0: none */
+    uint64_t key_hash;
+    int list_count, list_next, most_lists;       /* list_next: the one that is overwritten next */
+    struct loops_lists newest[LOOPS_MOST_LISTS]; /* [list_count] */
+    struct hapt_schedule *lists;                 /* of the newest pricing; NULL: none, or they do not run */
     struct hapt_simulate_work simulation;
     double work, most_work; /* microbatches times stages of all simulations, on all ranks */
     enum loops_obstacle obstacle;

@@ -65,6 +65,11 @@ enum hapt_status loops_plan(const struct loops_search *search, const struct loop
 
 /* ---- Lists ---- */
 
+static struct loops_setting setting_of(const struct loops_candidate *candidate)
+{
+    return (struct loops_setting){candidate->loops, candidate->loop_batch, candidate->prefetch};
+}
+
 static bool has_frame(const struct loops_search *search, const struct loops_candidate *candidate)
 {
     const struct loops_candidate *key = &search->key;
@@ -77,12 +82,25 @@ static enum hapt_status set_frame(struct loops_search *search, const struct loop
 {
     search->key.slots = 0;
     search->lists = NULL;
-    search->list_count = search->list_next = 0;
     hapt_arena_reset(&search->frame_arena);
     HAPT_NEW(search->frame, &search->frame_arena, 1);
     HAPT_TRY(allot(search, candidate, &search->frame_arena, search->frame));
     loops_candidate_copy(&search->key, candidate);
+    const struct loops_setting setting = setting_of(candidate);
+    search->key_hash = hapt_hash(hapt_hash(0, &setting, sizeof setting), candidate->ahead,
+                                 (size_t)candidate->slots * sizeof *candidate->ahead);
     return HAPT_OK;
+}
+
+static uint64_t hash_lists(const struct loops_search *search)
+{
+    const struct hapt_plan *plan = search->frame;
+    uint64_t hash = hapt_hash_word(search->key_hash, plan->exchange_s > 0);
+    for (int e = 0; e < plan->edge_count; e++) {
+        const struct hapt_schedule_edge *edge = &plan->edge[e].edge;
+        hash = hapt_hash_word(hash, (((int64_t)edge->from << 24 ^ edge->to) << 24 ^ edge->link) * 2 + edge->backward);
+    }
+    return hapt_hash(hash, plan->relay, (size_t)plan->relay_count * sizeof *plan->relay);
 }
 
 /* True if the lists are those of the plan's stages. Boundaries decide which messages pass the next stage, and whether
@@ -90,6 +108,10 @@ static enum hapt_status set_frame(struct loops_search *search, const struct loop
 static bool has_lists(const struct loops_search *search, const struct loops_lists *lists)
 {
     const struct hapt_plan *plan = search->frame;
+    const struct loops_setting setting = setting_of(&search->key);
+    if (lists->slots != search->key.slots || memcmp(&lists->setting, &setting, sizeof setting) != 0 ||
+        memcmp(lists->ahead, search->key.ahead, (size_t)lists->slots * sizeof *lists->ahead) != 0)
+        return false;
     if (lists->tied != (plan->exchange_s > 0) || lists->edge_count != plan->edge_count ||
         lists->relay_count != plan->relay_count)
         return false;
@@ -101,11 +123,16 @@ static bool has_lists(const struct loops_search *search, const struct loops_list
            memcmp(lists->relay, plan->relay, (size_t)plan->relay_count * sizeof *plan->relay) == 0;
 }
 
-static enum hapt_status make_lists(struct loops_search *search, struct loops_lists *lists)
+static enum hapt_status make_lists(struct loops_search *search, uint64_t hash, struct loops_lists *lists)
 {
     struct hapt_plan *plan = search->frame;
     hapt_arena_reset(&lists->arena);
     plan->transfer_slots = 0;
+    lists->hash = hash;
+    lists->setting = setting_of(&search->key);
+    lists->slots = search->key.slots;
+    HAPT_NEW(lists->ahead, &lists->arena, lists->slots);
+    memcpy(lists->ahead, search->key.ahead, (size_t)lists->slots * sizeof *lists->ahead);
     HAPT_NEW(lists->edge, &lists->arena, plan->edge_count);
     HAPT_NEW(lists->relay, &lists->arena, plan->relay_count);
     for (int e = 0; e < plan->edge_count; e++) lists->edge[e] = plan->edge[e].edge;
@@ -121,15 +148,16 @@ static enum hapt_status make_lists(struct loops_search *search, struct loops_lis
 /* Finds the lists of the frame among the newest, or makes them. */
 static enum hapt_status set_lists(struct loops_search *search)
 {
+    const uint64_t hash = hash_lists(search);
     int k = 0;
-    while (k < search->list_count && !has_lists(search, &search->newest[k])) k++;
+    while (k < search->list_count && (search->newest[k].hash != hash || !has_lists(search, &search->newest[k]))) k++;
     struct loops_lists *lists = &search->newest[k];
     search->lists = NULL;
     if (k == search->list_count) {
         lists = &search->newest[search->list_next];
-        search->list_next = (search->list_next + 1) % LOOPS_LISTS;
-        HAPT_TRY(make_lists(search, lists));
-        if (search->list_count < LOOPS_LISTS) search->list_count++;
+        search->list_next = (search->list_next + 1) % search->most_lists;
+        HAPT_TRY(make_lists(search, hash, lists));
+        if (search->list_count < search->most_lists) search->list_count++;
     }
     search->lists = lists->made;
     search->frame->transfer_slots = lists->transfer_slots;
