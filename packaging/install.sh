@@ -90,11 +90,12 @@ put_all() {
     put 755 "$build/hapt" bin/hapt
     [ ! -e "$build/hapt-cuda.so" ] || put 644 "$build/hapt-cuda.so" lib/hapt/hapt-cuda.so
     for path in gpt39b.slurm two-subclusters.slurm heterogeneous-step.sh.inc; do put 644 "jobs/$path" "share/hapt/jobs/$path"; done
+    put 755 jobs/local.sh share/hapt/jobs/local.sh
     for path in inputs/*.json inputs/clusters/*.json; do put 644 "$path" "share/hapt/$path"; done
     for path in tools/*.py python/*.py; do
         [ ! -e "$path" ] || put "$([ -x "$path" ] && echo 755 || echo 644)" "$path" "share/hapt/python/${path##*/}"
     done
-    for path in README.md CHANGELOG.md LICENSE docs/*.md; do
+    for path in README.md CHANGELOG.md LICENSE docs/*.md docs/*.svg; do
         [ ! -e "$path" ] || put 644 "$path" "share/doc/hapt/${path#docs/}"
     done
     put_texts

@@ -253,29 +253,30 @@ def decode(words):
 
 
 def write(options, words, streams):
-    """Each document goes to the first stream, or to the second one, if there is one and its share is due."""
-    due, number, only = 0.0, 0, None
+    """Each document goes to the first stream, or to the second one, if there is one and its share is due. The second has at least the last one."""
+    due, number, last, any_held_out = 0.0, 0, None, False
 
     def place(tokens, counts):
-        nonlocal due
+        nonlocal due, any_held_out
         due += options.share if len(streams) > 1 else 0
         held_out = due >= 1
         due -= held_out
+        any_held_out |= held_out
         streams[held_out].add(tokens, counts)
 
     sources = [entries(options.dataset, options.split or "train")] if options.dataset else map(documents, options.file)
     for found in sources:
         for one in found:
             number += 1
-            tokens = words.tokens(one, options.answers_only)
-            if number == 1:
-                only = tokens
-                continue
-            if number == 2:
-                place(*only)
-            place(*tokens)
-    if number == 1:
-        tokens, counts = only
+            if last:
+                place(*last)
+            last = words.tokens(one, options.answers_only)
+    if number > 1 and (any_held_out or len(streams) == 1):
+        place(*last)
+    elif number > 1:
+        streams[1].add(*last)
+    elif number == 1:
+        tokens, counts = last
         end = len(tokens) - (max(1, int(options.share * len(tokens))) if len(streams) > 1 else 0)
         streams[0].add(tokens[:end], counts[:end])
         if len(streams) > 1:

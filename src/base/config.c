@@ -88,6 +88,14 @@ static enum hapt_status find_command(const char *word, enum hapt_command *comman
     return hapt_fail(HAPT_ERR_USAGE, nearest ? hint : "hapt --help lists the commands", "unknown command \"%s\"", word);
 }
 
+/* hapt help --steps: the option that it explains. */
+static bool asks_for_option(const struct hapt_config *config, const char *word)
+{
+    if (config->command != HAPT_COMMAND_HELP || strncmp(word, "--", 2) != 0) return false;
+    const int index = options_find(word + 2, strlen(word + 2));
+    return index >= 0 && !options_accepted(options_at(index), HAPT_COMMAND_HELP);
+}
+
 enum hapt_status hapt_config_parse(int argc, char **argv, struct hapt_arena *arena, struct hapt_config **result)
 {
     struct hapt_config *config;
@@ -104,13 +112,13 @@ enum hapt_status hapt_config_parse(int argc, char **argv, struct hapt_arena *are
             HAPT_TRY(set_value(config, index_of("help"), "yes"));
         } else if (!strcmp(argv[at], "-v") && config->command == HAPT_COMMAND_JOB) {
             HAPT_TRY(set_value(config, index_of("version"), "yes"));
-        } else if (!strncmp(argv[at], "--", 2)) {
+        } else if (!strncmp(argv[at], "--", 2) && !asks_for_option(config, argv[at])) {
             HAPT_TRY(parse_option(config, argc, argv, &at));
         } else {
             if (!options_command(config->command)->takes_words)
                 return hapt_fail(HAPT_ERR_USAGE, "options are --key value", "unexpected word \"%s\"", argv[at]);
             if (config->word_count == MAX_WORDS) return hapt_fail(HAPT_ERR_USAGE, NULL, "too many arguments");
-            config->word[config->word_count++] = argv[at];
+            config->word[config->word_count++] = argv[at] + (asks_for_option(config, argv[at]) ? 2 : 0);
         }
     }
     *result = config;

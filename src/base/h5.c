@@ -12,6 +12,7 @@
 
 #include "hapt/atomic_file.h"
 #include "hapt/sandbox.h"
+#include "hapt/text.h"
 #include "hapt/version.h"
 
 const char *hapt_h5_library_version(void)
@@ -200,6 +201,21 @@ static enum hapt_status open_descriptor(struct hapt_h5 *file)
                        "cannot open %s: %s", file->path, strerror(errno));
 }
 
+/* A hint for a file that is not HDF5, by its first bytes. */
+static const char *what_else(const char *path)
+{
+    unsigned char head[256];
+    struct hapt_text text = {.plain = true};
+    FILE *file = fopen(path, "rbe");
+    const size_t size = file ? fread(head, 1, sizeof head, file) : 0;
+    if (file) fclose(file);
+    hapt_text_read(&text, head, size);
+    if (size > 0 && head[0] == '{') return "it looks like JSON: a cluster file is given with --cluster";
+    if (size > 0 && text.plain)
+        return "it looks like text: `hapt data TEXT --output tokens.h5` makes a data file of it";
+    return "it is truncated, damaged or not HDF5";
+}
+
 static enum hapt_status open_content(struct hapt_h5 *file, const char *format, int version, bool foreign)
 {
     HAPT_TRY(open_descriptor(file));
@@ -209,8 +225,7 @@ static enum hapt_status open_content(struct hapt_h5 *file, const char *format, i
     if (hapt_h5_leave_disk()) file->descriptor = -1;
     if (access >= 0) H5Pclose(access);
     if (file->id < 0)
-        return hapt_h5_fail_content(file, "it is truncated, damaged or not HDF5", "%s cannot be opened as HDF5",
-                                    file->path);
+        return hapt_h5_fail_content(file, what_else(file->path), "%s cannot be opened as HDF5", file->path);
     return check_format(file, format, version, foreign);
 }
 

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "hapt/inventory.h"
 #include "outputs.h"
@@ -119,6 +120,11 @@ static void assume_links(struct hapt_cluster *cluster, struct hapt_inventory *in
         if (unknown[i])
             hapt_inventory_note(inventory, "intra_node_bandwidth of %s: %s between two %s, by data sheet", own->name,
                                 hapt_units_bandwidth(own->intra_node_bandwidth, rate), own->device.name);
+        if (own->host_memory_bytes == 0 && strcmp(own->device.backend, "cpu") != 0)
+            hapt_inventory_note(inventory,
+                                "memory of the hosts of %s is unknown, so offloading has no limit: add "
+                                "\"host\": {\"memory\": \"256 GB\"}",
+                                own->name);
     }
 }
 
@@ -133,6 +139,14 @@ static enum hapt_status check_usage(const struct hapt_config *config)
     return HAPT_OK;
 }
 
+/* What this command writes is edited by hand. */
+static enum hapt_status keep_edited(const struct hapt_env *env, const struct hapt_config *config)
+{
+    const char *path = hapt_config_text(config, "output");
+    if (env->world_rank != 0 || hapt_config_bool(config, "overwrite") || access(path, F_OK) != 0) return HAPT_OK;
+    return hapt_fail(HAPT_ERR_USAGE, "--overwrite replaces it", "%s exists, and may have been edited", path);
+}
+
 enum hapt_status hapt_command_cluster(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
 {
     struct hapt_cluster *cluster = NULL;
@@ -140,6 +154,7 @@ enum hapt_status hapt_command_cluster(struct hapt_env *env, struct hapt_config *
     const struct hapt_output file = {.option = "output", .key = "subclusters", .kind = "a cluster file"};
     HAPT_TRY(hapt_env_agree(env->world, check_usage(config)));
     HAPT_TRY(hapt_outputs_check(env, config, 1, &file));
+    HAPT_TRY(hapt_env_agree(env->world, keep_edited(env, config)));
     if (hapt_config_text(config, "sinfo") || hapt_config_text(config, "nvidia-smi"))
         HAPT_TRY(hapt_env_agree(env->world, describe_files(env, config, arena, &inventory, &cluster)));
     else

@@ -1,5 +1,6 @@
 #include "forward.h"
 
+#include <stdio.h>
 #include <string.h>
 
 enum hapt_status forward_check_options(const struct hapt_config *config, const char *result)
@@ -28,6 +29,21 @@ static enum hapt_status find_checkpoint(struct hapt_env *env, struct hapt_config
     return hapt_env_agree(env->world, hapt_checkpoint_defaults(*checkpoint, config));
 }
 
+/* The ranks that trained the checkpoint. */
+static enum hapt_status check_ranks(const struct hapt_env *env, const struct hapt_config *config,
+                                    const struct hapt_checkpoint *checkpoint)
+{
+    int ranks = 0;
+    if (!checkpoint || hapt_config_text(config, "plan")) return HAPT_OK;
+    for (int s = 0; s < checkpoint->plan->submesh_count; s++)
+        ranks += hapt_plan_submesh_size(&checkpoint->plan->submesh[s]);
+    if (ranks <= env->world_size) return HAPT_OK;
+    char hint[120];
+    snprintf(hint, sizeof hint, "start %d ranks (mpirun -np %d hapt ...), or give a --plan for fewer", ranks, ranks);
+    return hapt_fail(HAPT_ERR_USAGE, hint, "the plan of %s runs on %d ranks, and there %s %d", checkpoint->path, ranks,
+                     env->world_size > 1 ? "are" : "is", env->world_size);
+}
+
 enum hapt_status forward_prepare(struct hapt_env *env, struct hapt_config *config,
                                  enum hapt_status (*check)(const struct hapt_model *model), struct hapt_arena *arena,
                                  struct forward *forward)
@@ -36,6 +52,7 @@ enum hapt_status forward_prepare(struct hapt_env *env, struct hapt_config *confi
     HAPT_TRY(hapt_phase_model(env, config, arena, &forward->model));
     if (check) HAPT_TRY(hapt_env_agree(env->world, check(forward->model)));
     HAPT_TRY(find_checkpoint(env, config, forward->model, arena, &forward->checkpoint));
+    HAPT_TRY(hapt_env_agree(env->world, check_ranks(env, config, forward->checkpoint)));
     HAPT_TRY(hapt_phase_cluster(env, config, true, arena, &forward->cluster));
     struct hapt_checkpoint *planned = hapt_config_text(config, "plan") ? NULL : forward->checkpoint;
     HAPT_TRY(hapt_phase_precision(env, config, forward->cluster, planned, forward->model));

@@ -22,7 +22,7 @@ const char hapt_command_import_help[] =
     "tokenizer's files and generation_config.json, which hapt export --format safetensors writes again.\n"
     "Training options given here become the file's defaults for every run; --data D.h5 copies its data.\n"
     "\n"
-    "  hapt import qwen3/ --sequence 1024 --microbatch 2 --dtype bf16 --output m.h5\n"
+    "  hapt import qwen3/ --sequence 1024 --microbatch-rows 2 --dtype bf16 --output m.h5\n"
     "  mpirun -np 4 hapt --input m.h5 --data tokens.h5 --steps 1000\n"
     "  hapt export --checkpoint outputs/m --format safetensors --output qwen3-tuned/\n";
 

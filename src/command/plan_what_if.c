@@ -87,7 +87,8 @@ static void print_points(const struct hapt_env *env, const struct hapt_sweep *sw
     const enum hapt_sweep_kind kind = sweep->range->kind;
     static const char *const heads[HAPT_SWEEP_KINDS] = {"bandwidth",    "nodes",       "memory",
                                                         "microbatches", "host memory", "bandwidth"};
-    hapt_print(env, "what if %s\n", sweep->range->text);
+    hapt_print(env, "what if %s%s\n", sweep->range->text,
+               kind == HAPT_SWEEP_LINK ? " (networks inside subclusters keep their bandwidth)" : "");
     hapt_print(env, "  %12s %10s %10s %12s %10s  %-7s %7s %6s  %s\n", heads[kind], "simulated", "HAPT (13)",
                "microbatch/s", "t_max", "set by", "link", "stages", "order");
     for (int i = 0; i < sweep->count; i++) {

@@ -1,8 +1,10 @@
 /* `hapt report`: prints the summary of a run file; --timeline writes its trace, --html a page. */
+#include <stdio.h>
 #include <sys/stat.h>
 #include <time.h>
 
 #include "hapt/command.h"
+#include "hapt/folder.h"
 #include "hapt/picture.h"
 #include "outputs.h"
 
@@ -43,6 +45,11 @@ static enum hapt_status report(struct hapt_env *env, struct hapt_config *config,
     const char *path = hapt_config_text(config, "input");
     struct hapt_report *summary = NULL;
     if (!path) return hapt_fail(HAPT_ERR_USAGE, "give --input outputs/NAME/run.h5", "no run file given");
+    if (hapt_folder_is(path)) {
+        char hint[300];
+        snprintf(hint, sizeof hint, "give --input %.250s/run.h5", path);
+        return hapt_fail(HAPT_ERR_INPUT, hint, "%s is a folder", path);
+    }
     HAPT_TRY(hapt_report_load(path, arena, &summary));
     if (hapt_config_text(config, "timeline") && env->world_rank == 0)
         HAPT_TRY(hapt_report_trace(path, hapt_config_text(config, "timeline")));

@@ -105,7 +105,7 @@ enum hapt_status picture_section_timeline(struct hapt_svg *svg, const struct hap
     if (windows.count > 1)
         hapt_svg_put(svg,
                      " A whole step is too long to show. The chart has three windows of equal length (predicted: %s "
-                     "each): the begin of the step, "
+                     "each): the beginning of the step, "
                      "its middle and the end of its passes.",
                      hapt_units_time(picture_window_s(&windows, &timeline[0]), time[1]));
     if (windows.own_scales) hapt_svg_put(svg, " The steps differ much, so each has a scale of its own.");

@@ -157,6 +157,9 @@ static enum hapt_status put_sweep(struct hapt_svg *svg, const struct hapt_sweep 
     hapt_svg_text(svg, sweep->range->text);
     hapt_svg_put(svg, "</h3>\n");
     put_knee_words(svg, sweep);
+    if (kind == HAPT_SWEEP_LINK)
+        hapt_svg_put(svg, "<p>Only links between subclusters vary. Networks and links inside a subcluster keep their "
+                          "bandwidth, which then may set the limit.</p>\n");
     hapt_svg_put(svg, "<figure>\n");
     picture_lines(svg, &(struct picture_chart){.id = id,
                                                .title = "Simulated step of the best plan at each value",

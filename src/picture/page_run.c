@@ -47,9 +47,9 @@ static enum hapt_status section_loss(struct hapt_svg *svg, const struct hapt_rep
     hapt_svg_put(svg, "<p>The loss of the first step is %.4f, that of the last one %.4f.", report->first_loss,
                  report->last_loss);
     put_validation_best(svg, report);
-    if (every > 1) hapt_svg_put(svg, " The chart shows every %lld-th step.", (long long)every);
+    if (every > 1) hapt_svg_put(svg, " The chart shows one of %lld steps.", (long long)every);
     if (picture_mark_every(held) > 1)
-        hapt_svg_put(svg, " It shows every %lld-th validation loss.", (long long)picture_mark_every(held));
+        hapt_svg_put(svg, " It shows one of %lld validation losses.", (long long)picture_mark_every(held));
     if (strange > 0)
         hapt_svg_put(svg, " %lld steps have no finite loss; the chart leaves them out.", (long long)strange);
     hapt_svg_put(svg, "</p>\n<figure>\n");
@@ -109,7 +109,7 @@ static void put_summary(struct hapt_svg *svg, const struct hapt_report *report)
                      hapt_units_time(report->predicted_step_s, text[1]));
         if (report->predicted_step_s > 0)
             hapt_svg_put(svg, " (%+.1f %%)", 100 * (report->step_s / report->predicted_step_s - 1));
-        hapt_svg_put(svg, ". The speed is %.4g ", report->items_per_s);
+        hapt_svg_put(svg, ". The speed is %.*f ", report->items_per_s < 100 ? 2 : 0, report->items_per_s);
         hapt_svg_textf(svg, "%ss/s, %s.", report->item,
                        hapt_units_flops(report->items_per_s * report->flops_per_item, text[0]));
     }

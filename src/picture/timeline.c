@@ -324,7 +324,7 @@ void picture_timelines(struct hapt_svg *svg, const struct picture_timeline *time
                                             {"backward", "backward"},
                                             {"weight", "gradients of parameters"},
                                             {"once", "once per step: sum of gradients, update"}};
-    static const char *const part[] = {"begin of the step", "middle of the step", "end of the passes"};
+    static const char *const part[] = {"beginning of the step", "middle of the step", "end of the passes"};
     double height = 28, at = LANE_LEFT;
     for (int t = 0; t < count; t++) height += windows->count * window_height(&timeline[t]);
     picture_open(

@@ -9,7 +9,7 @@
 struct picture_task {
     enum hapt_instruction_kind kind; /* one that computes, or REDUCE, EXCHANGE, NORM, UPDATE */
     int stage, microbatch;           /* microbatch -1: once per step */
-    double start_s, end_s;           /* from the begin of the step */
+    double start_s, end_s;           /* from the beginning of the step */
 };
 struct picture_lane {
     const char *label;

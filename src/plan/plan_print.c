@@ -119,10 +119,10 @@ void hapt_plan_print(const struct hapt_env *env, const struct hapt_plan *plan)
     const double mfu = hapt_plan_mfu(plan);
     char rows[32] = "";
     if (plan->rows > 0) snprintf(rows, sizeof rows, " of %d row%s", plan->rows, plan->rows > 1 ? "s" : "");
-    hapt_print_wrapped(env, 6, "plan: %d stages, %d microbatches%s, schedule %s%s%s%s%s%s\n", plan->stage_count,
-                       plan->microbatches, rows, hapt_schedule_kind_name(plan->schedule),
-                       plan->blocking ? " without overlap" : "", plan->split ? ", split backward" : "",
-                       plan->precision != HAPT_PRECISION_UNKNOWN ? ", " : "",
+    hapt_print_wrapped(env, 6, "plan: %d stage%s, %d microbatch%s%s, schedule %s%s%s%s%s%s\n", plan->stage_count,
+                       plan->stage_count > 1 ? "s" : "", plan->microbatches, plan->microbatches > 1 ? "es" : "", rows,
+                       hapt_schedule_kind_name(plan->schedule), plan->blocking ? " without overlap" : "",
+                       plan->split ? ", split backward" : "", plan->precision != HAPT_PRECISION_UNKNOWN ? ", " : "",
                        plan->precision != HAPT_PRECISION_UNKNOWN ? hapt_precision_name(plan->precision) : "",
                        plan->profile == HAPT_PROFILE_PREDICTED ? "; times are predicted, not measured" : "");
     hapt_print(env, "  %5s  %-9s  %-12s  %9s  %10s  %10s  %8s  %-21s\n", "stage", "layers", "subcluster", "submesh",

@@ -56,6 +56,8 @@ for ranks in 1 2 4; do
     refuses 3 'cannot open .*nowhere' $ranks --input "$scratch/nowhere.h5" $small
     refuses 3 'truncated.h5' $ranks --input "$scratch/truncated.h5" $small
     refuses 3 'text.h5' $ranks --input "$scratch/text.h5" $small
+    refuses 3 'hint: it looks like JSON: a cluster file' $ranks --input inputs/two-subclusters.json $small
+    refuses 3 'hint: it looks like text' $ranks --input README.md $small
     refuses 2 'unknown option --stepps' $ranks --input "$scratch/good.h5" --stepps 3
     refuses 2 'no model' $ranks --steps 1
     refuses 3 'unknown.json.*(line|:) ?3|colour' $ranks --input "$scratch/good.h5" --cluster "$scratch/unknown.json" $small

@@ -49,6 +49,11 @@ assert [l["bandwidth"] for l in d["links"] if l["between"][0] != l["between"][1]
 assert [s["device"]["memory"] for s in d["subclusters"]] == [80e9, 32e9, 11e9]' "$scratch/out"
 plans
 
+# It may have been edited since: it is replaced on request only.
+cp "$file" "$scratch/edited.json"
+refuses 2 'exists, and may have been edited' 1 cluster init --sinfo "$scratch/sinfo" --output "$file"
+check "an edited file stays" cmp -s "$file" "$scratch/edited.json"
+
 # From standard input, with other columns, separators and words; types in features; a site with several names for one GPU.
 printf 'PARTITION|NODELIST|GRES|FEATURES\r\ngpu*|n1|gpu:2|xeon,p100\r\ngpu*|n2|gpu:tesla:no_consume:2|p100\r\ngpu*|n3|gpu:nvidia_geforce_rtx_3090:8(S:0-1)|(null)\r\ngpu*|n4|gpu:rtx3090:8|(null)\r\ngpu*|n5|gpu:3090:8|(null)\r\n' >"$scratch/piped"
 checks=$((checks + 1))

@@ -56,6 +56,7 @@ for name in steps --steps; do
     check "with its commands" grep -q 'commands: hapt, hapt train' "$scratch/out"
 done
 refuses 2 'no command or option "stepz"' 1 help stepz
+check "an option as it is written" cmp -s <("$HAPT" help --steps) <("$HAPT" help steps)
 check "a near option" grep -q '^hint: did you mean hapt help steps?$' "$scratch/err"
 refuses 2 'no command or option "plna"' 1 help plna
 check "a near command" grep -q '^hint: did you mean hapt help plan?$' "$scratch/err"

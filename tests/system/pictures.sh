@@ -57,6 +57,7 @@ pictures hostile_page "$scratch/hostile.html"
 # Outputs: a page replaces a page, nothing else; what cannot be written is one error with code 6, and the old page stays.
 passes 1 report --input "$scratch/run/run.h5" --html "$scratch/hostile.html"
 refuses 2 "exists and is not a picture" 1 report --input "$scratch/run/run.h5" --html "$scratch/text.txt"
+refuses 3 "run is a folder" 1 report --input "$scratch/run"
 refuses 2 "is the input" 1 report --input "$scratch/run/run.h5" --html "$scratch/run/run.h5"
 refuses 6 "cannot be written" 1 report --input "$scratch/run/run.h5" --html "$scratch/text.txt/page.html"
 refuses 6 "cannot be written" 1 topology --cluster inputs/two-hosts.json --svg "$scratch/text.txt/c.svg"

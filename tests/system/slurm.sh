@@ -9,7 +9,7 @@ cd "$(dirname "$0")/../.." || exit 1
 slurm=$PWD/tests/lab/slurm.sh
 $slurm missing || exit 77
 
-export LAB_DIR=$scratch/lab RUN=$scratch/run SBATCH_OUTPUT=$scratch/log POLL_S=1
+export CLUSTER=inputs/two-hosts.json LAB_DIR=$scratch/lab RUN=$scratch/run SBATCH_OUTPUT=$scratch/log POLL_S=1
 trap '$slurm down; rm -rf "$scratch"' EXIT
 $slurm up 500mbit || { echo "no Slurm"; exit 1; }
 
@@ -140,7 +140,7 @@ if [ -n "${HAPT_LONG:-}" ]; then
     head -n 3 "$scratch/commands" >"$site/submit" && tail -n 1 "$scratch/commands" >"$site/report"
     : >"$scratch/log"
     checks=$((checks + 3))
-    (cd "$site" && RUN='' $slurm on bash -e submit) >"$scratch/said" 2>&1 || fail "README's commands: $(tail -n 3 "$scratch/said")"
+    (cd "$site" && RUN='' CLUSTER='' $slurm on bash -e submit) >"$scratch/said" 2>&1 || fail "README's commands: $(tail -n 3 "$scratch/said")"
     job=$(sed -n 's/^Submitted batch job //p' "$scratch/said")
     has_steps() { [ "$(wc -l 2>/dev/null <"$site/outputs/gpt/metrics.csv")" -gt 2 ] && [ -s "$site/outputs/gpt/run.h5" ]; }
     wait_until 400 has_steps || fail "README's run has no steps: $(tail -n 3 "$scratch/log")"

@@ -59,7 +59,7 @@ def text():
                 break
             tokens.append(best.indices[0].item())
     wanted = words.decode(tokens[len(prompt):])
-    assert len(tokens) > len(prompt) + 3 and found.startswith(wanted), (found, wanted)
+    assert len(tokens) > len(prompt) + 3 and found.startswith(wanted.rstrip("\n")), (found, wanted)  # the shell drops newlines at the end
 
 
 CHAT = ("{% for m in messages %}{{ '<' + m['role'] + '>' }}{% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] + '<end>' }}"

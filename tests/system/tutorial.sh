@@ -7,7 +7,7 @@ cd "$(dirname "$0")/../.." || exit 1
 python=${HAPT_TRANSFORMERS:-}
 [ -n "$python" ] || { echo "skipped: HAPT_TRANSFORMERS names no Python with transformers"; exit 77; }
 own=$PWD
-mkdir -p "$scratch"/{texts,build} && cp -r docs tools "$scratch" && ln -s "$HAPT" "$scratch/build/hapt"
+mkdir -p "$scratch"/{texts,build} && cp -r docs jobs tools "$scratch" && ln -s "$HAPT" "$scratch/build/hapt"
 # blocks LANGUAGE: the blocks of that language in the tutorial, without their indentation
 blocks() { awk -v l="\`\`\`$1" '$1 == l {on = 1; next} $1 == "```" {on = 0} on' "$scratch/docs/tutorial.md" | sed 's/^   //'; }
 blocks json >"$scratch/lab.json"

@@ -204,6 +204,7 @@ refuses(3, "outside the model's vocabulary", *one, "--validation-data", path("wi
 with h5py.File(path("nothing.h5"), "w") as file:
     file["batches"], file["targets"] = inputs.astype(np.int32), np.full(inputs.shape, -100, np.int32)
 refuses(3, "has a target", "evaluate", *place[:2], "--checkpoint", path("one"), "--cluster", clusters[1], "--data", path("nothing.h5"))
+refuses(2, "runs on 2 ranks, and there is 1", "evaluate", *place[:2], "--checkpoint", path("tensor"), "--cluster", clusters[1], "--data", path("held.h5"))
 for name, shape in (("none", (0, 2, T + 1)), ("empty", (5, 0, T + 1))):
     with h5py.File(path(name + ".h5"), "w") as file:
         file["batches"] = np.zeros(shape, np.int32)
