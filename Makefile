@@ -54,7 +54,8 @@ LINK_HARDENING := $(if $(hardened),-Wl$(comma)-z$(comma)relro$(comma)-z$(comma)n
 override CFLAGS += $(HARDENING)
 EXECUTABLE = $(if $(hardened),-pie $(LINK_HARDENING)) $(LDFLAGS)
 # gold links the many tests in a third of the time.
-gold := $(if $(sanitizer),,$(shell echo 'int main(void) { return 0; }' | $(CC) -fuse-ld=gold -xc -o /dev/null - 2>/dev/null && echo -fuse-ld=gold))
+gold = $(if $(sanitizer)$(findstring -fuse-ld,$(CFLAGS) $(LDFLAGS)),,$(has_gold))
+has_gold := $(shell command -v ld.gold >/dev/null && echo 'int main(void) { return 0; }' | $(CC) $(LDFLAGS) -fuse-ld=gold -xc -o /dev/null - 2>/dev/null && echo -fuse-ld=gold)
 
 # Kernels are compiled once per instruction-set level and chosen at run time.
 ISAS := $(if $(filter x86_64,$(shell uname -m)),v2 v3 v4,base)

@@ -92,7 +92,7 @@ put_all() {
     for path in gpt39b.slurm two-subclusters.slurm heterogeneous-step.sh.inc; do put 644 "jobs/$path" "share/hapt/jobs/$path"; done
     put 755 jobs/local.sh share/hapt/jobs/local.sh
     for path in inputs/*.json inputs/clusters/*.json; do put 644 "$path" "share/hapt/$path"; done
-    for path in tools/*.py python/*.py; do
+    for path in tools/*.py; do
         [ ! -e "$path" ] || put "$([ -x "$path" ] && echo 755 || echo 644)" "$path" "share/hapt/python/${path##*/}"
     done
     for path in README.md CHANGELOG.md LICENSE docs/*.md docs/*.svg; do

@@ -253,7 +253,7 @@ def decode(words):
 
 
 def write(options, words, streams):
-    """Each document goes to the first stream, or to the second one, if there is one and its share is due. The second has at least the last one."""
+    """Each document goes to the first stream, or to the second one, if there is one and its share is due. If none was due, the last one goes there."""
     due, number, last, any_held_out = 0.0, 0, None, False
 
     def place(tokens, counts):

@@ -10,7 +10,7 @@
 #include "hapt/cluster.h"
 #include "hapt/host.h"
 
-#define HAPT_INVENTORY_NOTES 64 /* more than two per subcluster */
+#define HAPT_INVENTORY_NOTES 64 /* up to three per subcluster, and some of the files */
 
 struct hapt_inventory_kind {
     struct hapt_device_spec device;

@@ -6,7 +6,8 @@
  * them.
  *
  * A job that lost the lock of its folder writes nothing. A failure is a warning, said once per file, and training goes
- * on: missing lines follow when writing is possible again.
+ * on. Missing lines follow when writing is possible again; a file that could not be opened stays away until the next
+ * start.
  */
 #ifndef HAPT_LIVE_H
 #define HAPT_LIVE_H

@@ -202,7 +202,7 @@ struct hapt_train_result {
     const char *item; /* name of the items: hapt_model_item */
     int64_t items_per_step;
     double flops_per_item; /* of the model, forward and backward, without recomputation */
-    double peak_flops;     /* FLOP/s: hapt_plan.peak_flops, so that both have one MFU; 0: unknown */
+    double peak_flops;     /* FLOP/s: hapt_plan.peak_flops, of all devices, so that both have one MFU; 0: unknown */
     double steady_step_s;  /* median step time without the first few; 0: no steps */
     double items_per_s;    /* at that time */
     int stage_count;

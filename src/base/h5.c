@@ -202,7 +202,7 @@ static enum hapt_status open_descriptor(struct hapt_h5 *file)
 }
 
 /* A hint for a file that is not HDF5, by its first bytes. */
-static const char *what_else(const char *path)
+static const char *hint_of_content(const char *path)
 {
     unsigned char head[256];
     struct hapt_text text = {.plain = true};
@@ -212,7 +212,7 @@ static const char *what_else(const char *path)
     hapt_text_read(&text, head, size);
     if (size > 0 && head[0] == '{') return "it looks like JSON: a cluster file is given with --cluster";
     if (size > 0 && text.plain)
-        return "it looks like text: `hapt data TEXT --output tokens.h5` makes a data file of it";
+        return "it looks like text; as training data, `hapt data TEXT --output tokens.h5` converts it";
     return "it is truncated, damaged or not HDF5";
 }
 
@@ -225,7 +225,7 @@ static enum hapt_status open_content(struct hapt_h5 *file, const char *format, i
     if (hapt_h5_leave_disk()) file->descriptor = -1;
     if (access >= 0) H5Pclose(access);
     if (file->id < 0)
-        return hapt_h5_fail_content(file, what_else(file->path), "%s cannot be opened as HDF5", file->path);
+        return hapt_h5_fail_content(file, hint_of_content(file->path), "%s cannot be opened as HDF5", file->path);
     return check_format(file, format, version, foreign);
 }
 

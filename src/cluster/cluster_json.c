@@ -151,7 +151,8 @@ static void set_link_texts(json_t *object, const char *bandwidth_key, const char
 {
     char text[32];
     json_object_set_new(object, bandwidth_key, json_string(hapt_units_bandwidth(bandwidth, text)));
-    snprintf(text, sizeof text, "%.3g us", 1e6 * latency);
+    snprintf(text, sizeof text, latency < 0.9995e-3 ? "%.3g us" : "%.3f ms",
+             (latency < 0.9995e-3 ? 1e6 : 1e3) * latency);
     json_object_set_new(object, latency_key, json_string(text));
 }
 

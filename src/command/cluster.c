@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
+#include <sys/stat.h>
 
 #include "hapt/inventory.h"
 #include "outputs.h"
@@ -27,7 +27,8 @@ const char hapt_command_cluster_help[] =
     "                     nvidia-smi --query-gpu=name,memory.total --format=csv,noheader >FILE\n"
     "Devices get the data sheet's figures of the device database. Unknown link values are\n"
     "written as 10 Gbit/s and 50 us: a plan for a slow network also suits a faster one. The\n"
-    "command prints what to check in the file. `hapt topology --cluster FILE --probe`, with\n"
+    "command prints what to check in the file; --overwrite replaces a file. `hapt topology --cluster FILE --probe`, "
+    "with\n"
     "one rank for each device, measures all links.\n";
 
 /* Networks slower than 10 Gbit/s are rare in clusters. */
@@ -139,11 +140,13 @@ static enum hapt_status check_usage(const struct hapt_config *config)
     return HAPT_OK;
 }
 
-/* What this command writes is edited by hand. */
+/* Cluster files are edited by hand, so an existing one is kept. */
 static enum hapt_status keep_edited(const struct hapt_env *env, const struct hapt_config *config)
 {
+    struct stat about;
     const char *path = hapt_config_text(config, "output");
-    if (env->world_rank != 0 || hapt_config_bool(config, "overwrite") || access(path, F_OK) != 0) return HAPT_OK;
+    if (env->world_rank != 0 || hapt_config_bool(config, "overwrite")) return HAPT_OK;
+    if (stat(path, &about) != 0 || about.st_size == 0) return HAPT_OK;
     return hapt_fail(HAPT_ERR_USAGE, "--overwrite replaces it", "%s exists, and may have been edited", path);
 }
 

@@ -4,7 +4,6 @@
 #include <time.h>
 
 #include "hapt/command.h"
-#include "hapt/folder.h"
 #include "hapt/picture.h"
 #include "outputs.h"
 
@@ -45,9 +44,10 @@ static enum hapt_status report(struct hapt_env *env, struct hapt_config *config,
     const char *path = hapt_config_text(config, "input");
     struct hapt_report *summary = NULL;
     if (!path) return hapt_fail(HAPT_ERR_USAGE, "give --input outputs/NAME/run.h5", "no run file given");
-    if (hapt_folder_is(path)) {
+    struct stat about;
+    if (stat(path, &about) == 0 && S_ISDIR(about.st_mode)) {
         char hint[300];
-        snprintf(hint, sizeof hint, "give --input %.250s/run.h5", path);
+        snprintf(hint, sizeof hint, "give the run file in a run's folder: --input %.200s/run.h5", path);
         return hapt_fail(HAPT_ERR_INPUT, hint, "%s is a folder", path);
     }
     HAPT_TRY(hapt_report_load(path, arena, &summary));

@@ -94,7 +94,7 @@ enum hapt_status picture_section_timeline(struct hapt_svg *svg, const struct hap
     hapt_svg_number(svg, "simulated-s", plan->simulated_s);
     hapt_svg_put(svg, ">The simulator predicts %s for a step of %d microbatches.",
                  hapt_units_time(plan->simulated_s, time[0]), plan->microbatches);
-    if (timeline[0].total_s > plan->simulated_s * (1 + 1e-9))
+    if (hapt_plan_defers(plan) && timeline[0].total_s > plan->simulated_s)
         hapt_svg_put(svg,
                      " Part of its updates overlaps the step after it. The timeline shows one step alone, "
                      "which takes %s.",

@@ -435,10 +435,13 @@ static enum hapt_status finish(const struct hapt_profile *profile, struct hapt_p
     plan->balance_eta = balance(profile, plan);
     plan->flops = profile->flops;
     plan->peak_flops = 0;
+    bool known = true;
     for (int c = 0; c < profile->cluster_count; c++) {
         const struct hapt_profile_cluster *cluster = &profile->cluster[c];
         plan->peak_flops += cluster->peak_flops * cluster->nodes * cluster->devices_per_node;
+        known = known && cluster->peak_flops > 0;
     }
+    if (!known) plan->peak_flops = 0;
     return finish_times(plan, scratch);
 }
 

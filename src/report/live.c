@@ -14,7 +14,6 @@
 
 #define MOST_SHARE 0.02    /* of the time for writing run.h5: a long run has a large one */
 #define LEAST_EVERY_S 0.01 /* between two versions of run.h5 */
-#define RETRY_S 10.0       /* between two attempts to open a file that grows */
 
 struct live {
     const struct hapt_env *env;
@@ -23,7 +22,6 @@ struct live {
     double every_s;   /* 0: run.h5 is written at the end only */
     bool with_events; /* --tensorboard */
     bool told[3];     /* a warning of run.h5, metrics.csv, tensorboard/ */
-    double retry_s;   /* when files that are not open are tried again */
     struct metrics_csv csv;
     struct tensorboard events;
     /* The lock guards what follows, but for `copy`, which the thread alone uses while it runs. */
@@ -122,23 +120,10 @@ static void stop(struct live *live)
 
 /* ---- Files that grow ---- */
 
-/* Opens those that are not open. */
-static void open_files(struct live *live, const struct hapt_train_result *result)
-{
-    if (hapt_time_s() < live->retry_s) return;
-    live->retry_s = hapt_time_s() + RETRY_S;
-    if (live->csv.file.descriptor < 0 && !metrics_csv_open(&live->csv, live->folder, result))
-        warn_once(live, CSV_FILE, strerror(errno));
-    if (live->with_events && live->events.file.descriptor < 0 &&
-        !tensorboard_open(&live->events, live->folder, result, hapt_time_epoch_s()))
-        warn_once(live, EVENT_FILE, strerror(errno));
-}
-
 static void append(struct live *live, const struct hapt_train_result *result)
 {
     const double epoch_s = hapt_time_epoch_s();
     if (!owns_folder()) return;
-    open_files(live, result);
     if (live->csv.file.descriptor >= 0 && !metrics_csv_append(&live->csv, result, epoch_s))
         warn_once(live, CSV_FILE, strerror(errno));
     if (live->events.file.descriptor >= 0 && !tensorboard_append(&live->events, result, epoch_s))
@@ -155,7 +140,9 @@ static void begin(void *context, const struct hapt_train_result *result)
     live->seen = *result;
     if (!owns_folder()) return;
     hapt_atomic_file_drop_leftovers(live->path);
-    open_files(live, result);
+    if (!metrics_csv_open(&live->csv, live->folder, result)) warn_once(live, CSV_FILE, strerror(errno));
+    if (live->with_events && !tensorboard_open(&live->events, live->folder, result, hapt_time_epoch_s()))
+        warn_once(live, EVENT_FILE, strerror(errno));
     if (live->every_s > 0) start(live);
 }
 

@@ -133,14 +133,13 @@ static bool write_summary(struct append *file, double epoch_s, int64_t step, con
 
 /* ---- The file ---- */
 
-/* Everything after the checkpoint of the run that is resumed belongs to another session. */
-/* TensorBoard drops what earlier files have from this step on. */
+/* TensorBoard drops the events of earlier files from this step on: they come after the checkpoint that is resumed. */
 static int64_t purge_step(const struct hapt_train_result *result)
 {
     return result->first_step > 0 ? result->first_step + 1 : 0; /* also the validation before the first step */
 }
 
-static bool write_begin(struct append *file, double epoch_s, int64_t first_step)
+static bool write_begin(struct append *file, double epoch_s, int64_t purged)
 {
     static const char version[] = "brain.Event:2";
     struct message event, session = {.count = 0};
@@ -148,7 +147,7 @@ static bool write_begin(struct append *file, double epoch_s, int64_t first_step)
     put_block(&event, EVENT_FILE_VERSION, version, sizeof version - 1);
     if (!write_record(file, &event)) return false;
     put_number(&session, SESSION_STATUS, SESSION_START);
-    begin_event(&event, epoch_s, first_step);
+    begin_event(&event, epoch_s, purged);
     put_block(&event, EVENT_SESSION_LOG, session.byte, session.count);
     return write_record(file, &event);
 }

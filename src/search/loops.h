@@ -61,7 +61,7 @@ enum { LOOPS_BUILDING = 20 };
 /* Lists of a setting, for some edges between the stages. */
 struct loops_lists {
     struct hapt_arena arena;
-    uint64_t hash; /* of what follows, but for what was made */
+    uint64_t hash; /* of setting, slots, ahead, tied, edges and relays */
     struct loops_setting setting;
     int slots, *ahead;
     struct hapt_schedule *made; /* NULL: they do not run */
@@ -71,7 +71,7 @@ struct loops_lists {
     struct hapt_schedule_edge *edge;
     struct hapt_schedule_relay *relay;
 };
-/* Kept lists: as many as have so many passes, within bounds. Building them takes longer than pricing. */
+/* Lists kept: LOOPS_MOST_PASSES / (B L), between the bounds. Building lists takes longer than pricing a plan. */
 enum { LOOPS_LEAST_LISTS = 32, LOOPS_MOST_LISTS = 512, LOOPS_MOST_PASSES = 1 << 19 };
 
 struct loops_search {

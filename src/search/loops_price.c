@@ -98,7 +98,9 @@ static uint64_t hash_lists(const struct loops_search *search)
     uint64_t hash = hapt_hash_word(search->key_hash, plan->exchange_s > 0);
     for (int e = 0; e < plan->edge_count; e++) {
         const struct hapt_schedule_edge *edge = &plan->edge[e].edge;
-        hash = hapt_hash_word(hash, (((int64_t)edge->from << 24 ^ edge->to) << 24 ^ edge->link) * 2 + edge->backward);
+        hash = hapt_hash_word(
+            hash, (int64_t)((((uint64_t)edge->from << 20 ^ (uint64_t)edge->to) << 20 ^ (uint64_t)edge->link) << 1 |
+                            edge->backward));
     }
     return hapt_hash(hash, plan->relay, (size_t)plan->relay_count * sizeof *plan->relay);
 }

@@ -88,7 +88,13 @@ enum hapt_status worker_gather_memory(const struct worker *worker, struct hapt_t
     struct {
         double planned, measured, host;
     } mine = {0, 0, 0}, *all;
+    /* New arrays: the observer may be reading the earlier ones. */
+    const int stages = worker->plan->stage_count;
+    double *planned, *measured, *host;
     HAPT_NEW(all, worker->arena, worker->env->world_size);
+    HAPT_NEW(planned, worker->arena, stages);
+    HAPT_NEW(measured, worker->arena, stages);
+    HAPT_NEW(host, worker->arena, stages);
     if (worker->stage_count > 0) {
         mine.planned = (double)hapt_engine_memory(worker->stage[0].engine)->total_bytes;
         mine.host = (double)hapt_engine_memory(worker->stage[0].engine)->host_bytes;
@@ -96,12 +102,19 @@ enum hapt_status worker_gather_memory(const struct worker *worker, struct hapt_t
     }
     HAPT_TRY(hapt_link_all_gather(worker->env->world, "memory of the stages", worker_agreement_timeout_s(worker), &mine,
                                   sizeof mine, all));
-    for (int c = 0; c < worker->plan->stage_count; c++)
+    for (int c = 0; c < stages; c++) {
+        planned[c] = result->planned_bytes[c];
+        measured[c] = result->measured_bytes[c];
+        host[c] = result->host_bytes[c];
         for (int r = 0; r < stage_size(worker, c); r++) {
             const int rank = stage_world_rank(worker, c, r);
-            result->planned_bytes[c] = fmax(result->planned_bytes[c], all[rank].planned);
-            result->measured_bytes[c] = fmax(result->measured_bytes[c], all[rank].measured);
-            result->host_bytes[c] = fmax(result->host_bytes[c], all[rank].host);
+            planned[c] = fmax(planned[c], all[rank].planned);
+            measured[c] = fmax(measured[c], all[rank].measured);
+            host[c] = fmax(host[c], all[rank].host);
         }
+    }
+    result->planned_bytes = planned;
+    result->measured_bytes = measured;
+    result->host_bytes = host;
     return HAPT_OK;
 }

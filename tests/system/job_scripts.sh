@@ -59,6 +59,11 @@ check "two-subclusters leaves a checkpoint" compgen -G "$tree/outputs/small/chec
 check "two-subclusters is not queued again" test "$(grep -c '^scontrol' "$scratch/out")" -eq 0
 two
 ends "two-subclusters, with nothing to do" 0
+# With a model the devices are found; without one, CPUs stand for two kinds.
+job env SLURM_JOB_ID=7 POLL_S=1 SRUN_CODE=0 bash jobs/two-subclusters.slurm inputs/small.h5
+says "two-subclusters finds the devices" '^srun .* --input inputs/small.h5 --output outputs/small '
+job env SLURM_JOB_ID=7 POLL_S=1 SRUN_CODE=0 bash jobs/two-subclusters.slurm
+says "two-subclusters without a model" '^srun .* --input inputs/gpt.h5 --cluster ./inputs/two-hosts.json '
 two SRUN_CODE=9
 ends "two-subclusters that was stopped" 0
 says "two-subclusters that was stopped" '^scontrol requeue 7$'
@@ -74,7 +79,7 @@ sed -e ':a' -e '/\\$/{N' -e 's/\\\n//' -e 'ba' -e '}' jobs/gpt39b.slurm | grep -
         grep -q -e "^  $option " "$scratch/help" || echo "hapt $word lacks $option"
     done
 done >"$scratch/lacking"
-check "commands of gpt39b" test "$(sort "$scratch/commands" | tr '\n' ' ')" = "--input data model plan train "
+check "commands of gpt39b" test "$(LC_ALL=C sort "$scratch/commands" | tr '\n' ' ')" = "--input data model plan train "
 check "options of gpt39b: $(tr '\n' ';' <"$scratch/lacking")" test ! -s "$scratch/lacking"
 gpt39b() { job env SLURM_JOB_ID=7 SLURM_NTASKS=64 SRUN_CODE="$1" "${@:2}" bash jobs/gpt39b.slurm ${data:-}; }
 data=
@@ -88,6 +93,10 @@ gpt39b 0 SLURM_JOB_NUM_NODES_HET_GROUP_0=9
 ends "gpt39b on other nodes" 3
 says "gpt39b on other nodes" '^gpt39b: error: there is no ./inputs/clusters/a100x9-v100x4.json' err
 says "gpt39b on other nodes" '^hint: set CLUSTER' err
+data=nowhere.txt
+gpt39b 0
+ends "gpt39b with a name that is wrong" 3
+says "gpt39b with a name that is wrong" '^gpt39b: error: there is no nowhere.txt' err
 data=LICENSE
 gpt39b 0
 ends gpt39b 0

@@ -2,7 +2,7 @@
 # jobs/two-subclusters.slurm on the lab's Slurm. A signal stops a heterogeneous job; it writes a checkpoint, requeues itself and resumes.
 # Its losses are those of an undisturbed run, bit by bit. Submitted again, it has nothing to do.
 # jobs/gpt39b.slurm of an installation, without arguments: it plans, rehearses, and says which data to give.
-# With HAPT_LONG also the signal that Slurm itself sends before the time limit, and the commands of README.md.
+# With HAPT_LONG also the signal that Slurm itself sends before the time limit.
 # Runs beside others: it measures no time.
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
@@ -130,23 +130,5 @@ if [ -n "${HAPT_LONG:-}" ]; then
     $slurm on scancel --signal=USR1 "$job"
     ends_well "$job" 1
     same "$RUN" "$scratch/whole" 120 || fail "the losses of the job whose srun hangs"
-
-    # The commands of README.md. This machine has no GPUs, so the times of the model are predicted. The run has more steps than there is time
-    # for: it is cancelled after the first ones.
-    site=$scratch/readme
-    mkdir -p "$site/build/release" && cp -r jobs inputs "$site" && cp -L "$HAPT" "$site/build/release/hapt" && ln -s release/hapt "$site/build/hapt"
-    cp "$scratch/text.txt" "$site"
-    awk '/^```slurm$/ {on = 1; next} /^```$/ {on = 0} on' README.md >"$scratch/commands"
-    check "four commands" [ "$(grep -c . "$scratch/commands")" -eq 4 ]
-    head -n 3 "$scratch/commands" | sed 's/ --steps / --predict yes --threads 1 --steps /' >"$site/submit" && tail -n 1 "$scratch/commands" >"$site/report"
-    : >"$scratch/log"
-    checks=$((checks + 3))
-    (cd "$site" && RUN='' CLUSTER='' $slurm on bash -e submit) >"$scratch/said" 2>&1 || fail "README's commands: $(tail -n 3 "$scratch/said")"
-    job=$(sed -n 's/^Submitted batch job //p' "$scratch/said")
-    has_steps() { grep -qs '^2,' "$site/outputs/gpt/metrics.csv" && [ -s "$site/outputs/gpt/run.h5" ]; }
-    wait_until 400 has_steps || fail "README's run has no steps: $(tail -n 3 "$scratch/log")"
-    (cd "$site" && bash -e report) >"$scratch/said" 2>&1 || fail "README's report: $(tail -n 3 "$scratch/said")"
-    $slurm on scancel "$job"
-    wait_until 60 over "$job"
 fi
 finish

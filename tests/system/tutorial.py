@@ -58,8 +58,8 @@ def text():
             if best.values[0] - best.values[1] < 1e-5:  # fp32 may decide otherwise
                 break
             tokens.append(best.indices[0].item())
-    wanted = words.decode(tokens[len(prompt):])
-    assert len(tokens) > len(prompt) + 3 and found.startswith(wanted.rstrip("\n")), (found, wanted)  # the shell drops newlines at the end
+    wanted = words.decode(tokens[len(prompt):]).rstrip("\n")  # as those of the input
+    assert len(tokens) > len(prompt) + 3 and wanted and found.startswith(wanted), (found, wanted)
 
 
 CHAT = ("{% for m in messages %}{{ '<' + m['role'] + '>' }}{% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] + '<end>' }}"
