@@ -115,6 +115,7 @@ ends "gpt39b with other data" 3
 says "gpt39b with other data" '^gpt39b: error: outputs/gpt39b was made for the data LICENSE, not for inputs/tokens.h5' err
 gpt39b 0 MODEL=gpt-15b
 ends "gpt39b with another model" 3
+mkdir "$tree/outputs/other" && cp "$tree"/outputs/gpt39b/{model,plan}.h5 "$tree/outputs/other" # the same ones
 gpt39b 0 RUN=outputs/other
 says "gpt39b takes a data file as it is" '--data inputs/tokens.h5 '
 # Cores for each task, which srun does not take from the job.
