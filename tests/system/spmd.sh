@@ -97,6 +97,9 @@ refuses 2 'one axis over 2 nodes of 2 devices' 1 spmd --input "$scratch/small.h5
 
 refuses 2 'no model file' 1 spmd --cluster "$scratch/equal.json"
 refuses 2 'full' 1 spmd --input "$model" --cluster "$scratch/equal.json" --json --full
+for words in --json "--explain" ""; do
+    refuses 2 'full has no effect' 1 plan --input "$model" --cluster "$scratch/equal.json" --predict --full $words
+done
 refuses 4 'memory' 1 spmd --input "$model" --cluster "$scratch/tiny.json"
 passes 1 spmd --input "$model" --cluster "$scratch/tiny.json" --memory-limit no --json
 sed 's/"devices_per_node": 2/"devices_per_node": 1/' "$scratch/equal.json" | /usr/bin/python3 -c '
