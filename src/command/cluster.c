@@ -27,9 +27,8 @@ const char hapt_command_cluster_help[] =
     "                     nvidia-smi --query-gpu=name,memory.total --format=csv,noheader >FILE\n"
     "Devices get the data sheet's figures of the device database. Unknown link values are\n"
     "written as 10 Gbit/s and 50 us: a plan for a slow network also suits a faster one. The\n"
-    "command prints what to check in the file; --overwrite replaces a file. `hapt topology --cluster FILE --probe`, "
-    "with\n"
-    "one rank for each device, measures all links.\n";
+    "command prints what to check in the file; --overwrite replaces a file. `hapt topology\n"
+    "--cluster FILE --probe`, with one rank for each device, measures all links.\n";
 
 /* Networks slower than 10 Gbit/s are rare in clusters. */
 #define UNKNOWN_BANDWIDTH 1.25e9

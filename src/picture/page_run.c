@@ -47,9 +47,9 @@ static enum hapt_status section_loss(struct hapt_svg *svg, const struct hapt_rep
     hapt_svg_put(svg, "<p>The loss of the first step is %.4f, that of the last one %.4f.", report->first_loss,
                  report->last_loss);
     put_validation_best(svg, report);
-    if (every > 1) hapt_svg_put(svg, " The chart shows one of %lld steps.", (long long)every);
+    if (every > 1) hapt_svg_put(svg, " The chart shows one step in %lld.", (long long)every);
     if (picture_mark_every(held) > 1)
-        hapt_svg_put(svg, " It shows one of %lld validation losses.", (long long)picture_mark_every(held));
+        hapt_svg_put(svg, " It shows one validation loss in %lld.", (long long)picture_mark_every(held));
     if (strange > 0)
         hapt_svg_put(svg, " %lld steps have no finite loss; the chart leaves them out.", (long long)strange);
     hapt_svg_put(svg, "</p>\n<figure>\n");

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# docs/tutorial.md as a new user runs it: its cluster and its four commands, and those of README.md, on a small model and a tokenizer made by transformers
+# docs/tutorial.md as a new user runs it: its cluster, its four commands, and those of README.md. Transformers makes a small model and a tokenizer
 # (HAPT_TRANSFORMERS, a Python with it; else it is skipped). The validation loss falls, and transformers loads what comes out.
 # Runs beside others: it asserts no time.
 . "$(dirname "$0")/lib.sh.inc"
