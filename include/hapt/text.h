@@ -19,4 +19,13 @@ void hapt_text_make_printable(char *text, bool lines);
 /* The part of a path after its last '/'. Borrowed. */
 const char *hapt_text_base_name(const char *path);
 
+/* For "did you mean": the name that a word is most like. Begin with {0}; `name` is borrowed, and NULL while none is
+ * near: three edits are near, of short words one or two. */
+struct hapt_nearest {
+    const char *name;
+    int distance; /* letters to insert, delete or replace (Levenshtein) */
+};
+
+void hapt_text_consider(struct hapt_nearest *nearest, const char *word, const char *name);
+
 #endif

@@ -103,7 +103,7 @@ static void put_bash_values(FILE *stream)
     }
 }
 
-void hapt_help_print_bash(FILE *stream)
+void hapt_help_print_bash(const char *models, FILE *stream)
 {
     fputs("# bash completion for hapt, made by `hapt help --as bash`\n"
           "_hapt() {\n"
@@ -130,7 +130,10 @@ void hapt_help_print_bash(FILE *stream)
           stream);
     for (int c = 1; c < HAPT_COMMAND_COUNT; c++)
         fprintf(stream, "%s%s", c > 1 ? " " : "", options_command((enum hapt_command)c)->name);
-    fputs("\" -- \"$word\"))\n    else\n        COMPREPLY=($(compgen -f -- \"$word\"))\n    fi\n}\n"
-          "complete -o filenames -F _hapt hapt\n",
-          stream);
+    fprintf(stream,
+            "\" -- \"$word\"))\n    elif [[ $command == model ]]; then\n        COMPREPLY=($(compgen -W \"%s\" -- "
+            "\"$word\"))\n    elif [[ $command == cluster ]]; then\n        COMPREPLY=($(compgen -W init -- \"$word\"))"
+            "\n    else\n        COMPREPLY=($(compgen -f -- \"$word\"))\n    fi\n}\n"
+            "complete -o filenames -F _hapt hapt\n",
+            models);
 }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "config_private.h"
+#include "hapt/text.h"
 
 static const struct option table[] = {
 #define OPTION(name, type, ...) {name, HAPT_OPTION_##type, __VA_ARGS__},
@@ -96,48 +97,13 @@ const char *options_placeholder(const struct option *option)
     return placeholder[option->type];
 }
 
-/* Number of insertions, deletions and replacements of letters (Levenshtein). */
-static int edit_distance(const char *a, const char *b)
-{
-    enum { MAX_LENGTH = 40 };
-    int row[MAX_LENGTH + 1];
-    const int width = (int)strlen(b);
-    if (width > MAX_LENGTH) return MAX_LENGTH;
-    for (int j = 0; j <= width; j++) row[j] = j;
-    for (int i = 1; a[i - 1]; i++) {
-        int corner = row[0];
-        row[0] = i;
-        for (int j = 1; j <= width; j++) {
-            const int change = corner + (a[i - 1] != b[j - 1]);
-            corner = row[j];
-            const int insert = row[j - 1] + 1, erase = row[j] + 1;
-            row[j] = change < insert ? (change < erase ? change : erase) : (insert < erase ? insert : erase);
-        }
-    }
-    return row[width];
-}
-
-/* Keeps the nearest of the names it is given. Three edits are near, of short words one or two. */
-struct nearest {
-    const char *name;
-    int distance;
-};
-
-static void consider(struct nearest *nearest, const char *word, const char *name)
-{
-    const size_t length = strlen(word);
-    const int limit = length < 4 ? 1 : length < 7 ? 2 : 3, distance = edit_distance(word, name);
-    if (distance > limit || (nearest->name && distance >= nearest->distance)) return;
-    *nearest = (struct nearest){name, distance};
-}
-
 const char *options_nearest(const char *name, enum hapt_command command)
 {
-    struct nearest nearest = {0};
+    struct hapt_nearest nearest = {0};
     for (int i = 0; i < OPTION_COUNT; i++) {
         if (!*table[i].name || (command != HAPT_COMMAND_COUNT && !options_accepted(&table[i], command))) continue;
-        consider(&nearest, name, options_name(&table[i]));
-        consider(&nearest, name, table[i].name);
+        hapt_text_consider(&nearest, name, options_name(&table[i]));
+        hapt_text_consider(&nearest, name, table[i].name);
     }
     return nearest.name;
 }
@@ -154,8 +120,8 @@ bool options_find_command(const char *word, enum hapt_command *command)
 
 const char *options_nearest_command(const char *word)
 {
-    struct nearest nearest = {0};
-    for (int i = 1; i < HAPT_COMMAND_COUNT; i++) consider(&nearest, word, command_table[i].name);
+    struct hapt_nearest nearest = {0};
+    for (int i = 1; i < HAPT_COMMAND_COUNT; i++) hapt_text_consider(&nearest, word, command_table[i].name);
     return nearest.name;
 }
 

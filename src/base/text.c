@@ -60,3 +60,32 @@ const char *hapt_text_base_name(const char *path)
     const char *slash = strrchr(path, '/');
     return slash ? slash + 1 : path;
 }
+
+/* Number of insertions, deletions and replacements of letters (Levenshtein). */
+static int edit_distance(const char *a, const char *b)
+{
+    enum { MAX_LENGTH = 40 };
+    int row[MAX_LENGTH + 1];
+    const int width = (int)strlen(b);
+    if (width > MAX_LENGTH) return MAX_LENGTH;
+    for (int j = 0; j <= width; j++) row[j] = j;
+    for (int i = 1; a[i - 1]; i++) {
+        int corner = row[0];
+        row[0] = i;
+        for (int j = 1; j <= width; j++) {
+            const int change = corner + (a[i - 1] != b[j - 1]);
+            corner = row[j];
+            const int insert = row[j - 1] + 1, erase = row[j] + 1;
+            row[j] = change < insert ? (change < erase ? change : erase) : (insert < erase ? insert : erase);
+        }
+    }
+    return row[width];
+}
+
+void hapt_text_consider(struct hapt_nearest *nearest, const char *word, const char *name)
+{
+    const size_t length = strlen(word);
+    const int limit = length < 4 ? 1 : length < 7 ? 2 : 3, distance = edit_distance(word, name);
+    if (distance > limit || (nearest->name && distance >= nearest->distance)) return;
+    *nearest = (struct hapt_nearest){name, distance};
+}

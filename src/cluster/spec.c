@@ -595,6 +595,9 @@ static enum hapt_status read_text(const char *path, struct hapt_arena *arena, ch
     if (broken)
         status = hapt_fail(HAPT_ERR_INPUT, "check the path given to --cluster",
                            "cannot read %s: it is not a plain file", path);
+    else if (*size >= 4 && memcmp(buffer, "\x89HDF", 4) == 0)
+        status = hapt_fail(HAPT_ERR_INPUT, "give a model with --input, a profile with --profile, a plan with --plan",
+                           "%s is an HDF5 file; a cluster file is JSON", path);
     else if (*size > MAX_FILE_BYTES)
         status = hapt_fail(HAPT_ERR_INPUT, "a cluster file has at most 1 MiB", "%s is larger than 1 MiB", path);
     else if (!buffer)

@@ -4,8 +4,21 @@
 #include <string.h>
 
 #include "hapt/command.h"
+#include "hapt/model.h"
 
-static enum hapt_status print(const struct hapt_config *config)
+static enum hapt_status print_bash(struct hapt_arena *arena)
+{
+    const char *models = "";
+    for (int i = 0; models && hapt_model_family_name(i); i++)
+        models = hapt_arena_printf(arena, "%s%s ", models, hapt_model_family_name(i));
+    for (int i = 0; models && hapt_model_preset_name(i); i++)
+        models = hapt_arena_printf(arena, "%s%s ", models, hapt_model_preset_name(i));
+    if (!models) return HAPT_ERR_MEMORY;
+    hapt_help_print_bash(models, stdout);
+    return HAPT_OK;
+}
+
+static enum hapt_status print(const struct hapt_config *config, struct hapt_arena *arena)
 {
     const int words = hapt_config_word_count(config);
     const char *word = words > 0 ? hapt_config_word(config, 0) : NULL, *form = hapt_config_text(config, "as");
@@ -13,8 +26,7 @@ static enum hapt_status print(const struct hapt_config *config)
     if (words > 1) return hapt_fail(HAPT_ERR_USAGE, "give one command or option", "too many words");
     if (!strcmp(form, "bash")) {
         if (word) return hapt_fail(HAPT_ERR_USAGE, "leave it out", "\"%s\" has no effect with --as bash", word);
-        hapt_help_print_bash(stdout);
-        return HAPT_OK;
+        return print_bash(arena);
     }
     const enum hapt_status status = word ? hapt_help_find(word, &command) : HAPT_OK;
     if (!strcmp(form, "man") && !word) {
@@ -37,6 +49,5 @@ static enum hapt_status print(const struct hapt_config *config)
 
 enum hapt_status hapt_command_help(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena)
 {
-    (void)arena;
-    return hapt_env_agree(env->world, env->world_rank == 0 ? print(config) : HAPT_OK);
+    return hapt_env_agree(env->world, env->world_rank == 0 ? print(config, arena) : HAPT_OK);
 }

@@ -1,3 +1,4 @@
+#include <math.h>
 #include <string.h>
 
 #include "fix.h"
@@ -454,6 +455,21 @@ static enum hapt_status load_given(struct hapt_config *config, const struct hapt
     return adapt(model, NULL, *plan);
 }
 
+/* A plan fits every model with as many layers, but its times hold for the model that it was made for. Rows change the
+ * work in proportion, except for the capacities of experts, which are rounded. */
+static void warn_of_other_model(const struct hapt_env *env, const struct hapt_config *config,
+                                const struct hapt_model *model, const struct hapt_plan *plan)
+{
+    const int rows = plan->rows > 0 ? plan->rows : model->microbatch;
+    const double flops = hapt_model_flops(model) * rows / model->microbatch;
+    if (plan->flops <= 0 || fabs(flops - plan->flops) <= 0.05 * plan->flops) return;
+    hapt_warn(
+        env,
+        "%s was made for another model, of %.3g GFLOP a microbatch; this one computes %.3g: the plan's times do not "
+        "hold, and a new plan may be faster\n",
+        hapt_config_text(config, "plan"), plan->flops * 1e-9, flops * 1e-9);
+}
+
 enum hapt_status hapt_phase_plan_given(struct hapt_env *env, struct hapt_config *config, const struct hapt_model *model,
                                        const struct hapt_checkpoint *checkpoint, struct hapt_arena *arena,
                                        struct hapt_plan **plan)
@@ -461,5 +477,7 @@ enum hapt_status hapt_phase_plan_given(struct hapt_env *env, struct hapt_config 
     /* No warning for --resume auto: a job that is submitted again always gives its first plan. */
     if (checkpoint && hapt_config_given(config, "plan") && strcmp(hapt_config_text(config, "resume"), "auto") != 0)
         hapt_warn(env, "--resume keeps the plan of %s; --plan is not read\n", checkpoint->path);
-    return hapt_env_agree(env->world, load_given(config, model, checkpoint, arena, plan));
+    HAPT_TRY(hapt_env_agree(env->world, load_given(config, model, checkpoint, arena, plan)));
+    if (!checkpoint) warn_of_other_model(env, config, model, *plan);
+    return HAPT_OK;
 }

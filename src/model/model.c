@@ -86,15 +86,25 @@ static enum hapt_status check_options(const struct hapt_config *config, const st
                      "models of the family %s have no --%s", model->family, visit.unused);
 }
 
+const char *hapt_model_family_name(int index)
+{
+    return index < FAMILIES ? families[index].name : NULL;
+}
+
 static enum hapt_status unknown_family(const char *name)
 {
     char known[256] = "";
+    struct hapt_nearest nearest = {0};
     for (int i = 0; i < FAMILIES; i++) {
         const size_t used = strlen(known);
         snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", families[i].name);
+        hapt_text_consider(&nearest, name, families[i].name);
     }
-    return hapt_fail(HAPT_ERR_USAGE, "named models: see hapt help model", "unknown model family \"%s\"; known are %s",
-                     name, known);
+    for (int i = 0; hapt_model_preset_name(i); i++) hapt_text_consider(&nearest, name, hapt_model_preset_name(i));
+    char hint[80];
+    if (nearest.name) snprintf(hint, sizeof hint, "did you mean hapt model %s?", nearest.name);
+    return hapt_fail(HAPT_ERR_USAGE, nearest.name ? hint : "named models: see hapt help model",
+                     "unknown model family \"%s\"; known are %s", name, known);
 }
 
 enum hapt_status hapt_model_begin(const char *family, const struct hapt_config *config, struct hapt_arena *arena,

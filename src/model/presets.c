@@ -84,10 +84,17 @@ static const struct preset presets[] = {
       {"microbatch", "32"}}},
 };
 
+enum { PRESETS = sizeof presets / sizeof presets[0] };
+
+const char *hapt_model_preset_name(int index)
+{
+    return index < PRESETS ? presets[index].name : NULL;
+}
+
 enum hapt_status hapt_model_preset(const char *name, struct hapt_config *config, const char **family)
 {
     *family = name;
-    for (size_t i = 0; i < sizeof presets / sizeof presets[0]; i++) {
+    for (int i = 0; i < PRESETS; i++) {
         if (strcmp(name, presets[i].name) != 0) continue;
         *family = presets[i].family;
         for (size_t k = 0; k < sizeof presets[i].option / sizeof presets[i].option[0]; k++) {

@@ -53,7 +53,9 @@ void hapt_report_print(const struct hapt_env *env, const struct hapt_report *rep
         hapt_print(env, "\nstate        running, or ended without a report; written %s", report->written);
     hapt_print(env, "\nsteps        %lld", (long long)report->steps);
     if (report->first_step > 0) hapt_print(env, " (resumed at %lld)", (long long)report->first_step);
-    if (report->loss)
+    if (report->loss && report->steps == 0)
+        hapt_print(env, "\nloss         none: no step was trained\n");
+    else if (report->loss)
         hapt_print(env, "\nloss         %.4f first, %.4f last, %.4f mean of the last %d\n", report->first_loss,
                    report->last_loss, report->mean_loss, report->loss_window);
     else
@@ -97,7 +99,7 @@ static json_t *stage_json(const struct hapt_report_stage *stage)
 /* Modelled devices have no loss; a damaged file may hold one that is not finite. */
 static json_t *real_or_null(const struct hapt_report *report, double value)
 {
-    return report->loss && isfinite(value) ? json_real(value) : json_null();
+    return report->loss && report->steps > 0 && isfinite(value) ? json_real(value) : json_null();
 }
 
 static json_t *validation_json(const struct hapt_report *report)

@@ -56,6 +56,7 @@ for ranks in 1 2 4; do
     refuses 3 'cannot open .*nowhere' $ranks --input "$scratch/nowhere.h5" $small
     refuses 3 'truncated.h5' $ranks --input "$scratch/truncated.h5" $small
     refuses 3 'text.h5' $ranks --input "$scratch/text.h5" $small
+    refuses 3 'tokens.h5 is an HDF5 file; a cluster file is JSON' $ranks --input "$scratch/good.h5" $small --cluster inputs/tokens.h5
     refuses 3 'hint: it looks like JSON: a cluster file' $ranks --input inputs/two-subclusters.json $small
     refuses 3 'hint: it looks like text' $ranks --input README.md $small
     refuses 2 'unknown option --stepps' $ranks --input "$scratch/good.h5" --stepps 3

@@ -62,6 +62,8 @@ check "a near command" grep -q '^hint: did you mean hapt help plan?$' "$scratch/
 refuses 2 'no command or option "xyzzyx"' 1 help xyzzyx
 refuses 2 'unknown command "trian"' 1 trian
 check "a near command word" grep -q '^hint: did you mean hapt train?$' "$scratch/err"
+refuses 2 'unknown model family "gpt2-125m"' 1 model gpt2-125m --output "$scratch/none.h5"
+check "a near named model" grep -q '^hint: did you mean hapt model gpt2-124m?$' "$scratch/err"
 refuses 2 'unknown option --stpes of hapt train' 1 train --stpes 3
 check "a near option of the command" grep -q '^hint: did you mean --steps?$' "$scratch/err"
 refuses 2 'unknown option --steps of hapt plan' 1 plan --steps 3
@@ -88,5 +90,7 @@ check "options of a command" [ "$(complete_of hapt plan --what | sort | tr '\n' 
 check "options of the job" [ "$(complete_of hapt --max-h)" = --max-hours ]
 check "no options of other commands" [ -z "$(complete_of hapt report --max-h)" ]
 check "choices" [ "$(complete_of hapt plan --objective f)" = formula ]
+check "models: $(complete_of hapt model gpt)" [ "$(complete_of hapt model gpt-3 | tr '\n' ' ')" = "gpt-30b gpt-39b " ]
+check "the word of cluster" [ "$(complete_of hapt cluster i)" = init ]
 check "files" [ "$(complete_of hapt plan --input "$scratch/microbatch-r")" = "$scratch/microbatch-rows.h5" ]
 finish

@@ -46,7 +46,12 @@ for rows in 1 8; do
         --output "$scratch/plan$rows.h5"
     passes 3 train --input "$model" --cluster "$c" --plan "$scratch/plan$rows.h5" --data "$scratch/d.h5" --steps 3 --threads 1 --output "$scratch/r$rows" --overwrite
     losses r$rows >"$scratch/losses$rows"
+    grep -q 'another model' "$scratch/err" && fail "its own model with $rows rows is another one: $(cat "$scratch/err")"
 done
+passes 1 model gpt ${small/hidden 64/hidden 128} --microbatch 4 --output "$scratch/wide.h5"
+passes 3 train --input "$scratch/wide.h5" --cluster "$c" --plan "$scratch/plan8.h5" --data "$scratch/d.h5" --steps 0 --threads 1 --output "$scratch/wide"
+grep -q 'no step was trained' "$scratch/out" || fail "--steps 0: $(cat "$scratch/out")"
+grep -q 'plan8.h5 was made for another model, of .* GFLOP' "$scratch/err" || fail "no word of the other model: $(cat "$scratch/err")"
 checks=$((checks + 1))
 python3 -c '
 import sys
@@ -56,6 +61,8 @@ assert len(a) == len(b) == 3 and max(abs(x / y - 1) for x, y in zip(a, b)) < 1e-
 passes 3 --input "$model" --cluster "$c" --data "$scratch/d.h5" --global-batch 32 --predict --steps 2 --threads 1 --output "$scratch/job" --overwrite
 h5dump -a /plan/rows "$scratch/job/run.h5" >/dev/null || fail "the job's plan has no rows"
 passes 3 --input "$model" --cluster "$c" --data "$scratch/d.h5" --steps 3 --threads 1 --output "$scratch/job" --resume
+passes 3 --input "$model" --cluster "$c" --data "$scratch/d.h5" --steps 3 --threads 1 --output "$scratch/job" --resume
+grep -q 'nothing was left to train: the checkpoint is after step 3' "$scratch/err" || fail "no word of a finished run: $(cat "$scratch/err")"
 refuses 2 'global-batch 64: the plan has' 3 --input "$model" --cluster "$c" --data "$scratch/d.h5" --global-batch 64 --steps 4 --threads 1 --output "$scratch/job" --resume
 
 # 16-bit messages: each term is rounded, on both sides alike.

@@ -86,12 +86,35 @@ static void by_hand(void)
     CHECK(strcmp(lines, "a\tb\nc?[31m? \xc3\xa4??") == 0);
 }
 
+/* Distances counted by hand. */
+static void near_names(void)
+{
+    const struct {
+        const char *word, *names[3], *nearest;
+    } cases[] = {
+        {"steps", {"step", "steps", "stripes"}, "steps"},
+        {"stpes", {"slow", "steps"}, "steps"},
+        {"abcd", {"abxy", "abcx"}, "abcx"},
+        {"abc", {"axy"}, NULL},
+        {"abcdefg", {"abcdxyz"}, "abcdxyz"},
+        {"abcdefg", {"abcwxyz"}, NULL},
+        {"", {"a"}, "a"},
+        {"", {"ab"}, NULL},
+    };
+    for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
+        struct hapt_nearest nearest = {0};
+        for (int n = 0; n < 3 && cases[c].names[n]; n++) hapt_text_consider(&nearest, cases[c].word, cases[c].names[n]);
+        CHECK(cases[c].nearest ? nearest.name && !strcmp(nearest.name, cases[c].nearest) : !nearest.name);
+    }
+}
+
 int main(void)
 {
     converter = iconv_open("UTF-32LE", "UTF-8");
     CHECK(converter != (iconv_t)-1);
     RUN(random_bytes);
     RUN(by_hand);
+    RUN(near_names);
     iconv_close(converter);
     return test_finish();
 }
