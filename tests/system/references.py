@@ -231,13 +231,35 @@ def train(forward, shape, initial, inputs, targets, kind):
     return losses, {name: value.detach().double().numpy() for name, value in {**w, **w.running}.items()}
 
 
-def make(path, family, seed, **shape):
-    torch.set_num_threads(1)
+def begin(family, seed, shape):
+    """Initial weights and data: (weights, inputs, targets, datasets)."""
     torch.manual_seed(seed)
     inputs, targets, datasets = data(family, shape, np.random.default_rng(seed))
-    initial, forward = Weights(seed), FORWARD[family]
-    x = torch.tensor(inputs[0])
-    forward(initial, shape, x.double() if x.is_floating_point() else x)
+    initial, x = Weights(seed), torch.tensor(inputs[0])
+    FORWARD[family](initial, shape, x.double() if x.is_floating_point() else x)
+    return initial, inputs, targets, datasets
+
+
+def is_settled(forward, shape, initial, inputs, targets):
+    """True if PyTorch in fp32 has the losses of fp64 from weights that are rounded in other ways, too: no step of Adam follows a gradient
+    that is 0 but for rounding, which differs between processors and divisions of the rows."""
+    expected, random = np.array(train(forward, shape, initial, inputs, targets, torch.float64)[0]), np.random.default_rng(1)
+    for _ in range(6):
+        near = {name: value * torch.tensor(1 + 1e-7 * random.standard_normal(value.shape)) for name, value in initial.items()}
+        losses = np.array(train(forward, shape, near, inputs, targets, torch.float32)[0])
+        if np.max(np.abs(losses / expected - 1)) > 2e-6:
+            return False
+    return True
+
+
+def make(path, family, seed, **shape):
+    """Seeds of a resnet are tried until training does not depend on rounding."""
+    torch.set_num_threads(1)
+    forward = FORWARD[family]
+    initial, inputs, targets, datasets = begin(family, seed, shape)
+    while family == "resnet" and not is_settled(forward, shape, initial, inputs, targets):
+        seed += 100
+        initial, inputs, targets, datasets = begin(family, seed, shape)
     with h5py.File(path, "w") as file:
         file.attrs["format"], file.attrs["family"], file.attrs["steps"] = "hapt-reference", family, STEPS
         for key, value in shape.items():
