@@ -21,7 +21,7 @@ bool hapt_help_print_option(const char *name, FILE *stream);
 
 /* The manual page of the command in roff (man 7): hapt.1 for HAPT_COMMAND_JOB, else hapt-NAME.1. */
 void hapt_help_print_man(enum hapt_command command, const char *explain, FILE *stream);
-/* A completion script for bash: commands, options, choices, files. `models`: what can stand after `hapt model`, with
+/* A completion script for bash: commands, options, choices, files. `models`: the words that `hapt model` takes, with
  * spaces between. */
 void hapt_help_print_bash(const char *models, FILE *stream);
 

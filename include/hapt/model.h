@@ -37,7 +37,7 @@ enum { HAPT_MODEL_TITLE = 320 };
 /* "gpt.h5 (gpt)", the family alone if the model is no file; printable. Returns `text`. */
 const char *hapt_model_title(const struct hapt_model *model, char text[HAPT_MODEL_TITLE]);
 
-/* What can stand after `hapt model`. NULL after the last. */
+/* Names of the families and of the named models, each in the order of its table. NULL after the last. */
 const char *hapt_model_family_name(int index);
 const char *hapt_model_preset_name(int index);
 /* A named model ("gpt-39b") sets its family's options that were not given; *family is then "gpt". Any other name is

@@ -30,7 +30,8 @@ static enum hapt_status save(struct hapt_env *env, const struct hapt_run *run, s
         hapt_note(env, "stopped by %s after step %lld; start again with --resume\n", run->result->stopped_by,
                   (long long)report->steps);
     else if (report->steps > 0 && report->first_step >= report->steps)
-        hapt_note(env, "nothing was left to train: the checkpoint is after step %lld; a larger --steps goes on\n",
+        hapt_note(env,
+                  "nothing was left to train: the checkpoint is after step %lld; give a larger --steps to train on\n",
                   (long long)report->first_step);
     return env->quiet ? hapt_report_print_json(report) : HAPT_OK;
 }

@@ -96,7 +96,7 @@ static json_t *stage_json(const struct hapt_report_stage *stage)
     return json;
 }
 
-/* Modelled devices have no loss; a damaged file may hold one that is not finite. */
+/* Modelled devices and runs without a step have no loss; a damaged file may hold one that is not finite. */
 static json_t *real_or_null(const struct hapt_report *report, double value)
 {
     return report->loss && report->steps > 0 && isfinite(value) ? json_real(value) : json_null();
