@@ -61,6 +61,11 @@ static inline bool hapt_submesh_same(const struct hapt_submesh *a, const struct 
 
 #define HAPT_UNLIMITED_BYTES 1e30 /* of a device that lacks no memory */
 
+/* The ends of candidates with the same submesh and first layer. */
+struct hapt_profile_ends {
+    int least, most; /* least > most: none */
+};
+
 struct hapt_profile_cluster {
     char name[64];
     int nodes, devices_per_node;
@@ -83,6 +88,8 @@ struct hapt_profile_cluster {
      * is deferred; the rest computes. 0: updates are not deferred. */
     double deferrable;
     double split_overhead; /* a split backward pass takes 1 + split_overhead times as long as an unsplit one */
+    /* [S][L] by submesh and first layer: stage_time is NaN for other ends. NULL: unknown. Views of a search only. */
+    const struct hapt_profile_ends *ends;
 };
 
 /* Stages over devices of several subclusters: one program on devices[i] devices of each subcluster cluster[i].
@@ -168,6 +175,15 @@ static inline size_t hapt_profile_index(const struct hapt_profile *profile, int 
 {
     return ((size_t)submesh * (size_t)profile->layer_count + (size_t)first) * (size_t)profile->layer_count +
            (size_t)last;
+}
+
+/* The ends of ranges from layer `first` on, among which all candidates of the submesh are. */
+static inline struct hapt_profile_ends hapt_profile_ends_of(const struct hapt_profile *profile,
+                                                            const struct hapt_profile_cluster *cluster, int submesh,
+                                                            int first)
+{
+    const size_t at = (size_t)submesh * (size_t)profile->layer_count + (size_t)first;
+    return cluster->ends ? cluster->ends[at] : (struct hapt_profile_ends){first + 1, profile->layer_count};
 }
 
 enum hapt_status hapt_profile_create(int layer_count, int cluster_count, struct hapt_arena *arena,

@@ -51,6 +51,7 @@ struct hapt_search_options {
     double gap;                        /* stop when proven this close to the optimum; 0: exact */
     struct hapt_search_effort *effort; /* output; may be NULL */
     bool may_fail;                     /* "no plan" is a valid answer and is not printed (hapt_env_agree_quietly) */
+    bool unexplained;                  /* with may_fail: the reason for "no plan" is not worked out */
 };
 
 /* By options->schedule and options->objective: hapt_plan_search_loops, hapt_plan_search_formula or

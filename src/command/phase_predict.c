@@ -26,7 +26,8 @@ static enum hapt_status formula_s(const struct hapt_config *config, const struct
                                                 .schedule = schedule_of(config),
                                                 .hide_threshold = hapt_config_real(config, "hide-threshold"),
                                                 .gap = HAPT_PHASE_MEMORY_WORTH - 1,
-                                                .may_fail = true};
+                                                .may_fail = true,
+                                                .unexplained = true};
     struct hapt_arena scratch;
     struct hapt_plan *plan;
     hapt_arena_init(&scratch);

@@ -326,6 +326,13 @@ static bool is_excluded(const struct rows *rows, int k, double step_s)
 /* Bounds are found again beside a step that is shorter by this factor, since they are sharper then. */
 #define FLOORS_AGAIN 0.98
 
+/* The rank that finds the floor of rows k: in turns whose direction alternates, since more rows take longer. */
+static int rank_of(const struct rows *rows, int k)
+{
+    const int size = rows->env->world_size;
+    return k / size % 2 ? size - 1 - k % size : k % size;
+}
+
 /* Finds rows->floor_s, at most the step that is known. The ranks share out the rows. */
 static enum hapt_status find_floors(struct rows *rows)
 {
@@ -341,7 +348,7 @@ static enum hapt_status find_floors(struct rows *rows)
         struct hapt_arena scratch;
         if (is_excluded(rows, k, most_s)) continue;
         rows->floor_s[k] = INFINITY;
-        if (k % rows->env->world_size != rows->env->world_rank || status != HAPT_OK) continue;
+        if (rank_of(rows, k) != rows->env->world_rank || status != HAPT_OK) continue;
         hapt_arena_init(&scratch);
         status = floor_of(rows, &rows->listed[k], rows->kept[k], efficiency, &options.search, most_s, &scratch,
                           &rows->floor_s[k]);

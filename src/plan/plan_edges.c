@@ -60,9 +60,15 @@ struct use {
     bool writes;
 };
 
-/* The stages of a crossing's layers, each once. Returns their number; *far: two that follow each other are no
- * neighbours. */
-static int stages_of(const struct hapt_crossings *crossings, int k, const int *stage_of, struct use *use, bool *far)
+/* True if the stages of a crossing's first and last layer are no neighbours. */
+static bool is_far(const struct hapt_crossings *crossings, int k, const int *stage_of)
+{
+    const int first = crossings->layer[crossings->start[k]], last = crossings->layer[crossings->start[k + 1] - 1];
+    return abs(stage_of[last] - stage_of[first]) > 1;
+}
+
+/* The stages of a crossing's layers, each once. Returns their number. */
+static int stages_of(const struct hapt_crossings *crossings, int k, const int *stage_of, struct use *use)
 {
     int count = 0;
     for (int i = crossings->start[k]; i < crossings->start[k + 1]; i++) {
@@ -70,7 +76,6 @@ static int stages_of(const struct hapt_crossings *crossings, int k, const int *s
         if (count == 0 || stage != use[count - 1].stage) use[count++] = (struct use){stage, false};
         use[count - 1].writes = use[count - 1].writes || crossings->writes[i];
     }
-    *far = abs(use[count - 1].stage - use[0].stage) > 1;
     return count;
 }
 
@@ -106,15 +111,14 @@ static enum hapt_status sum_crossings(const struct hapt_crossings *crossings, co
     const int S = plan->stage_count;
     int *reader;
     struct use *use;
-    bool its;
+    *far = false;
+    for (int k = 0; k < crossings->count && !*far; k++) *far = is_far(crossings, k, stage_of);
+    if (!*far) return HAPT_OK;
     HAPT_NEW(reader, plan->arena, 2 * S);
     HAPT_NEW(use, plan->arena, S);
-    *far = false;
-    for (int k = 0; k < crossings->count && !*far; k++) stages_of(crossings, k, stage_of, use, far);
-    if (!*far) return HAPT_OK;
     for (int d = 0; d < 2; d++) HAPT_NEW(sums->bytes[d], plan->arena, S * S);
     for (int k = 0; k < crossings->count; k++) {
-        const int count = stages_of(crossings, k, stage_of, use, &its);
+        const int count = stages_of(crossings, k, stage_of, use);
         const bool backward = count > 1 && use[1].stage < use[0].stage;
         if (backward)
             add_gradient(sums, crossings->bytes[k], use, count);
@@ -172,20 +176,22 @@ static void price_edges(const struct hapt_profile *profile, struct hapt_plan *pl
     int link[2];
     for (int e = 0; e < plan->edge_count; e++) {
         struct hapt_plan_edge *at = &plan->edge[e];
-        transfer_s(profile, plan, at, at->bytes, link);
+        const double alone_s = transfer_s(profile, plan, at, at->bytes, link);
         at->edge.link = link[0] == link[1] ? 0 : 1 + link[0] * profile->cluster_count + link[1];
+        at->time_s = at->bytes > 0 ? alone_s : 0;
     }
     for (int e = 0; e < plan->edge_count; e++) {
         struct hapt_plan_edge *at = &plan->edge[e];
         double all = 0, own = 0;
-        for (int k = 0; k < plan->edge_count && at->edge.link > 0; k++) {
+        if (at->edge.link == 0) continue;
+        for (int k = 0; k < plan->edge_count; k++) {
             const struct hapt_plan_edge *other = &plan->edge[k];
             if (other->edge.link != at->edge.link) continue;
             all += other->bytes;
             if (plan->stage[other->edge.from].submesh == plan->stage[at->edge.from].submesh) own += other->bytes;
         }
         if (own > 0) at->share = own / all;
-        at->time_s = at->bytes > 0 ? transfer_s(profile, plan, at, at->bytes / at->share, link) : 0;
+        if (at->bytes > 0 && at->share < 1) at->time_s = transfer_s(profile, plan, at, at->bytes / at->share, link);
     }
 }
 
@@ -194,17 +200,18 @@ static void price_edges(const struct hapt_profile *profile, struct hapt_plan *pl
 static bool neighbours_share_a_link(const struct hapt_plan *plan)
 {
     const int messages = 2 * (plan->stage_count - 1);
-    for (int k = 0; k < messages; k++)
+    for (int k = 0; k < messages; k++) {
+        const int from = (k + 1) / 2, to = k / 2 + (k % 2 == 0); /* 0 to 1, 1 to 0, 1 to 2, 2 to 1 ... */
+        const int there[2] = {home_of(plan, from), home_of(plan, to)};
+        if (there[0] < 0 || there[1] < 0 || there[0] == there[1]) continue;
         for (int other = 0; other < k; other++) {
-            const int from[2] = {(k + 1) / 2, (other + 1) / 2}; /* 0 to 1, 1 to 0, 1 to 2, 2 to 1 ... */
-            const int to[2] = {k / 2 + (k % 2 == 0), other / 2 + (other % 2 == 0)};
-            const int there[2] = {home_of(plan, from[0]), home_of(plan, to[0])};
-            if (there[0] < 0 || there[1] < 0 || there[0] == there[1]) continue;
-            if (home_of(plan, from[1]) != there[0] || home_of(plan, to[1]) != there[1]) continue;
-            if (plan->stage[from[0]].submesh != plan->stage[from[1]].submesh ||
-                plan->stage[to[0]].submesh != plan->stage[to[1]].submesh)
+            const int its_from = (other + 1) / 2, its_to = other / 2 + (other % 2 == 0);
+            if (home_of(plan, its_from) != there[0] || home_of(plan, its_to) != there[1]) continue;
+            if (plan->stage[from].submesh != plan->stage[its_from].submesh ||
+                plan->stage[to].submesh != plan->stage[its_to].submesh)
                 return true;
         }
+    }
     return false;
 }
 

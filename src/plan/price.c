@@ -316,12 +316,41 @@ static void note_slots(const struct hapt_schedule *schedule, int stages, struct 
     }
 }
 
+/* True if hapt_simulate_chain gives the step of the plan's lists. */
+static bool is_chain(const struct hapt_plan *plan)
+{
+    if (plan->split || plan->blocking || plan->edge_count > 0 || hapt_schedule_loops(plan->schedule)) return false;
+    for (int i = 0; i < plan->stage_count; i++) {
+        const struct hapt_plan_stage *stage = &plan->stage[i];
+        if (stage->submesh != &plan->submesh[i] || stage->forward_only) return false;
+        if (stage->warmup < 1 || stage->warmup > (i > 0 ? stage[-1].warmup : plan->microbatches)) return false;
+    }
+    return true;
+}
+
+static enum hapt_status step_of_chain(const struct hapt_plan *plan, struct hapt_arena *scratch, double *step_s)
+{
+    struct hapt_simulate_work work = {0};
+    struct hapt_costs costs;
+    struct hapt_chain chain = {plan->stage_count, plan->microbatches, NULL, plan->exchange_s > 0};
+    int *launches;
+    HAPT_NEW(launches, scratch, plan->stage_count);
+    for (int i = 0; i < plan->stage_count; i++) launches[i] = plan->stage[i].warmup;
+    chain.launches = launches;
+    HAPT_TRY(hapt_plan_costs(plan, scratch, &costs));
+    const enum hapt_status status = hapt_simulate_chain(&chain, &costs, INFINITY, &work, step_s);
+    hapt_simulate_work_release(&work);
+    return status;
+}
+
+/* used NULL: the slots of the lists are not asked for. */
 static enum hapt_status step_of_lists(const struct hapt_plan *plan, struct hapt_arena *scratch, struct plan_slots *used,
                                       double *step_s)
 {
     struct hapt_simulate_work work = {0};
     struct hapt_schedule *schedule;
     struct hapt_costs costs;
+    if (!used && is_chain(plan)) return step_of_chain(plan, scratch, step_s);
     HAPT_TRY(hapt_plan_lay_out(plan, scratch, &schedule, &costs));
     if (used) note_slots(schedule, plan->stage_count, used);
     const enum hapt_status status = hapt_simulate_step(schedule, &costs, &work, step_s);

@@ -14,7 +14,8 @@ static double entry_s(const struct beam *beam, int entry)
     return *beam->rules->step_s(beam->entry[entry]);
 }
 
-double beam_worst_s(const struct beam *beam)
+/* The step of the slowest entry of a full beam; INFINITY: there is room. */
+static double worst_s(const struct beam *beam)
 {
     return beam->count < BEAM_WIDTH ? INFINITY : entry_s(beam, beam->count - 1);
 }
@@ -39,7 +40,7 @@ static bool insert(struct beam *beam, void *candidate)
     const struct beam_rules *rules = beam->rules;
     const double step_s = *rules->step_s(candidate);
     int at = beam->count;
-    if (!(step_s < beam_worst_s(beam))) return false;
+    if (!(step_s < worst_s(beam))) return false;
     for (int e = 0; e < beam->count; e++)
         if (rules->same(beam->entry[e], candidate)) return false;
     while (at > 0 && step_s < entry_s(beam, at - 1)) at--;
@@ -66,16 +67,29 @@ static void keep_shortest(double shortest_s[BEAM_WIDTH], double step_s)
     shortest_s[at] = step_s;
 }
 
-/* This rank's share of the moves. Only the shortest ones of a round may enter the beam. */
+/* The step of the trial, priced or known. */
+static enum hapt_status price_trial(struct beam *beam, struct beam_key key, double limit_s, double most_s,
+                                    double *step_s)
+{
+    if (beam_memo_find(beam->memo, key, limit_s, most_s, step_s)) return HAPT_OK;
+    HAPT_TRY(beam->rules->price(beam, limit_s, most_s));
+    *step_s = *beam->rules->step_s(beam->trial);
+    return beam_memo_add(beam->memo, key, limit_s, most_s, beam->rules->lower_s(beam->trial), *step_s);
+}
+
+/* This rank's share of the moves: by keys, so that the prices it needs are those it knows. Only the shortest ones of a
+ * round may enter the beam. */
 static enum hapt_status price_share(struct beam *beam)
 {
+    const double limit_s = fmin(worst_s(beam), beam->rules->worth * entry_s(beam, 0));
     double shortest_s[BEAM_WIDTH];
-    for (int k = 0; k < BEAM_WIDTH; k++) shortest_s[k] = beam_worst_s(beam);
+    for (int k = 0; k < BEAM_WIDTH; k++) shortest_s[k] = worst_s(beam);
     for (int k = 0; k < beam->move_count; k++) {
         beam->step_s[k] = INFINITY;
-        if (k % beam->size != beam->rank || !apply(beam, &beam->move[k])) continue;
-        HAPT_TRY(beam->rules->price(beam, beam_worst_s(beam), shortest_s[BEAM_WIDTH - 1]));
-        beam->step_s[k] = *beam->rules->step_s(beam->trial);
+        if (!apply(beam, &beam->move[k])) continue;
+        const struct beam_key key = beam->rules->key(beam->trial);
+        if (key.high % (uint64_t)beam->size != (uint64_t)beam->rank) continue;
+        HAPT_TRY(price_trial(beam, key, limit_s, shortest_s[BEAM_WIDTH - 1], &beam->step_s[k]));
         keep_shortest(shortest_s, beam->step_s[k]);
     }
     return HAPT_OK;
@@ -112,7 +126,7 @@ static bool take_best(struct beam *beam)
     for (; count < BEAM_WIDTH; count++) {
         int best = -1;
         for (int k = 0; k < beam->move_count; k++)
-            if (beam->step_s[k] < (best < 0 ? beam_worst_s(beam) : beam->step_s[best])) best = k;
+            if (beam->step_s[k] < (best < 0 ? worst_s(beam) : beam->step_s[best])) best = k;
         if (best < 0) break;
         apply(beam, &beam->move[best]);
         *beam->rules->step_s(beam->trial) = beam->step_s[best];

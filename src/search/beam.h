@@ -10,6 +10,8 @@
 
 #include <mpi.h>
 #include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
 
 #include "hapt/status.h"
 
@@ -23,12 +25,37 @@ struct beam_move {
     int first;
 };
 
+/* A hash of all that the price of a candidate depends on. */
+struct beam_key {
+    uint64_t low, high;
+};
+static inline void beam_key_add(struct beam_key *key, uint64_t word)
+{
+    key->low = (key->low ^ word) * 0xff51afd7ed558ccdu;
+    key->low ^= key->low >> 32;
+    key->high = (key->high ^ word) * 0xc4ceb9fe1a85ec53u;
+    key->high ^= key->high >> 29;
+}
+
+/* Prices of one search by the keys of the candidates; starts as zeros. Several runs of the beam may share it. */
+struct beam_memo {
+    struct beam_known *known; /* [room] open addressing */
+    size_t count, room;
+};
+/* True: the price that beam_rules.price would give is known. */
+bool beam_memo_find(const struct beam_memo *memo, struct beam_key key, double limit_s, double most_s, double *step_s);
+/* Adds a price that beam_rules.price gave under these limits. */
+enum hapt_status beam_memo_add(struct beam_memo *memo, struct beam_key key, double limit_s, double most_s,
+                               double lower_s, double step_s);
+void beam_memo_release(struct beam_memo *memo);
+
 struct beam {
     const struct beam_rules *rules;
     void *context;
     MPI_Comm comm;
     int rank, size;
-    double *work, most_work; /* *work: so far, on all ranks */
+    double *work, most_work; /* *work: so far, on all ranks; known prices count like others */
+    struct beam_memo *memo;
     int count;
     void *entry[BEAM_WIDTH]; /* [count] candidates by ascending step */
     void *trial, *found[BEAM_WIDTH];
@@ -42,14 +69,17 @@ struct beam_rules {
     enum hapt_status (*create)(void *context, void **candidate);
     void (*copy)(void *to, const void *from);
     double *(*step_s)(void *candidate);
+    double (*lower_s)(const void *candidate); /* set by `price` */
     bool (*same)(const void *a, const void *b);
+    struct beam_key (*key)(const void *candidate);
     /* Calls beam_add_move for each move of an entry, in an order that ranks share. */
     enum hapt_status (*list)(struct beam *beam, int entry);
     /* Applies a move to beam->trial, a copy of its entry; false: it is impossible. */
     bool (*apply)(struct beam *beam, const struct beam_move *move);
-    /* Sets the trial's step; INFINITY if it is not below `limit_s`. One above `most_s` may be given too short, yet
-     * above most_s. Rank-local. */
+    /* Sets the trial's step and a lower bound of it; both INFINITY: it is no plan. The step is INFINITY if the bound is
+     * not below `limit_s`. One above `most_s` may be given too short, yet above most_s. Rank-local. */
     enum hapt_status (*price)(struct beam *beam, double limit_s, double most_s);
+    double worth; /* steps that are longer than the best one by more than this factor are not simulated */
     /* Work of one move of this entry. */
     double (*move_work)(const struct beam *beam, const void *entry, bool simulated);
     /* Called when no entry was new. *changed: it improved entry[0]. NULL: nothing is left to try. Rank-local. */
@@ -59,7 +89,5 @@ struct beam_rules {
 enum hapt_status beam_add_move(struct beam *beam, struct beam_move move);
 /* Improves the candidate. In: rules to most_work. Collective. */
 enum hapt_status beam_run(struct beam *beam, void *candidate);
-/* The step of the slowest entry of a full beam; INFINITY: there is room. */
-double beam_worst_s(const struct beam *beam);
 
 #endif

@@ -374,6 +374,7 @@ enum hapt_status search_loops(MPI_Comm comm, const struct hapt_profile *profile,
     for (int k = 0; k < LOOPS_MOST_LISTS; k++) hapt_arena_init(&search.newest[k].arena);
     const enum hapt_status status = run_all(&search, result, plan);
     hapt_simulate_work_release(&search.simulation);
+    beam_memo_release(&search.memo);
     for (int k = 0; k < LOOPS_MOST_LISTS; k++) hapt_arena_release(&search.newest[k].arena);
     hapt_arena_release(&search.frame_arena);
     hapt_arena_release(&search.trial);

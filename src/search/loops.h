@@ -11,6 +11,7 @@
 #ifndef HAPT_SEARCH_LOOPS_PRIVATE_H
 #define HAPT_SEARCH_LOOPS_PRIVATE_H
 
+#include "beam.h"
 #include "hapt/search.h"
 
 /* A submesh of a row: indices in the profile. */
@@ -25,6 +26,7 @@ struct loops_candidate {
     int *end;                /* [slots * loops] the layers of stage k end there */
     int *ahead;              /* [slots] forwards before the first backward; 0: the schedule's */
     double step_s;           /* memory is short: LOOPS_MISFIT * (1 + share that lacks); INFINITY: no candidate */
+    double lower_s;          /* the step is not shorter; 0: memory is short; INFINITY: no candidate; set with step_s */
 };
 #define LOOPS_MISFIT 1e30
 static inline bool loops_is_plan(const struct loops_candidate *candidate)
@@ -92,6 +94,7 @@ struct loops_search {
     struct loops_lists newest[LOOPS_MOST_LISTS]; /* [list_count] */
     struct hapt_schedule *lists;                 /* of the newest pricing; NULL: none, or they do not run */
     struct hapt_simulate_work simulation;
+    struct beam_memo memo;
     double work, most_work; /* microbatches times stages of all simulations, on all ranks */
     enum loops_obstacle obstacle;
     double missing_bytes; /* LOOPS_NO_MEMORY: the least that a submesh lacks */
@@ -107,7 +110,8 @@ void loops_candidate_copy(struct loops_candidate *to, const struct loops_candida
 /* The plan of a candidate, without prices, in `arena`. */
 enum hapt_status loops_plan(const struct loops_search *search, const struct loops_candidate *candidate,
                             struct hapt_arena *arena, struct hapt_plan *plan);
-/* Sets step_s; INFINITY if the lists do not run, the stages are no candidates, or cannot be faster than `limit_s`. */
+/* Sets step_s and lower_s; step_s is INFINITY if the lists do not run, the stages are no candidates, or cannot be
+ * faster than `limit_s`. */
 enum hapt_status loops_price(struct loops_search *search, double limit_s, struct loops_candidate *candidate);
 /* Boundaries under which the slowest stage is as fast as possible. `fits`: each stage takes at most its share of the
  * memory, with the slots of the newest lists. *found false: there are none. */

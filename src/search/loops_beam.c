@@ -44,11 +44,30 @@ static double *step_of(void *candidate)
     return &((struct loops_candidate *)candidate)->step_s;
 }
 
+static double lower_of(const void *candidate)
+{
+    return ((const struct loops_candidate *)candidate)->lower_s;
+}
+
 static bool same(const void *first, const void *second)
 {
     const struct loops_candidate *a = first, *b = second;
     return memcmp(a->end, b->end, (size_t)stages_of(a) * sizeof *a->end) == 0 &&
            memcmp(a->slot, b->slot, (size_t)a->slots * sizeof *a->slot) == 0;
+}
+
+static struct beam_key key_of(const void *candidate)
+{
+    const struct loops_candidate *of = candidate;
+    struct beam_key key = {0};
+    beam_key_add(&key, (uint64_t)of->slots << 32 | (uint64_t)of->loops);
+    beam_key_add(&key, (uint64_t)(unsigned)of->loop_batch << 32 | (uint64_t)(unsigned)of->prefetch);
+    for (int k = 0; k < of->slots; k++) {
+        beam_key_add(&key, (uint64_t)of->slot[k].cluster << 32 | (uint64_t)of->slot[k].submesh);
+        beam_key_add(&key, (uint64_t)of->ahead[k]);
+    }
+    for (int i = 0; i < stages_of(of); i++) beam_key_add(&key, (uint64_t)of->end[i]);
+    return key;
 }
 
 /* False: a stage would be empty. */
@@ -107,7 +126,10 @@ static double move_work(const struct beam *beam, const void *entry, bool simulat
 static const struct beam_rules rules = {.create = create,
                                         .copy = copy,
                                         .step_s = step_of,
+                                        .lower_s = lower_of,
                                         .same = same,
+                                        .key = key_of,
+                                        .worth = INFINITY,
                                         .list = list,
                                         .apply = apply,
                                         .price = price,
@@ -121,6 +143,7 @@ enum hapt_status loops_refine(struct loops_search *search, struct loops_candidat
                         .rank = search->rank,
                         .size = search->size,
                         .work = &search->work,
+                        .memo = &search->memo,
                         .most_work = search->most_work};
     return beam_run(&beam, candidate);
 }

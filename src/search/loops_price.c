@@ -201,7 +201,7 @@ enum hapt_status loops_price(struct loops_search *search, double limit_s, struct
 {
     struct hapt_costs costs;
     double compute_s;
-    candidate->step_s = INFINITY;
+    candidate->step_s = candidate->lower_s = INFINITY;
     if (!has_frame(search, candidate)) HAPT_TRY(set_frame(search, candidate));
     const int slots = search->frame->transfer_slots;
     hapt_arena_reset(&search->trial);
@@ -221,12 +221,14 @@ enum hapt_status loops_price(struct loops_search *search, double limit_s, struct
     if (!search->lists || !isfinite(search->frame->t_max_s)) return HAPT_OK;
     const double misfit = find_misfit(search);
     if (misfit > 0) {
+        candidate->lower_s = 0;
         candidate->step_s = LOOPS_MISFIT * (1 + misfit);
         return HAPT_OK;
     }
     const struct hapt_plan_stage *stage = search->frame->stage;
     const double tied_s = stage[0].tied_s + stage[search->frame->stage_count - 1].tied_s;
-    if (search->B * search->frame->t_max_s * (1 - 1e-9) - tied_s >= limit_s) return HAPT_OK;
+    candidate->lower_s = search->B * search->frame->t_max_s * (1 - 1e-9) - tied_s;
+    if (candidate->lower_s >= limit_s) return HAPT_OK;
     HAPT_TRY(hapt_plan_costs(search->frame, &search->trial, &costs));
     return hapt_simulate_step(search->lists, &costs, &search->simulation, &candidate->step_s);
 }

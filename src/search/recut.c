@@ -90,6 +90,20 @@ static bool is_beaten(const struct entry *list, int count, const struct entry *o
     return false;
 }
 
+/* The ends of all stages of a slot that start at a layer. */
+static struct hapt_profile_ends ends_of(const struct recut *recut, int slot, int layer)
+{
+    const struct hapt_profile_cluster *cluster = &recut->profile->cluster[recut->slot[slot].subcluster];
+    struct hapt_profile_ends all = {recut->L + 1, 0};
+    for (int s = 0; s < cluster->submesh_count; s++) {
+        if (!serves(recut, slot, s)) continue;
+        const struct hapt_profile_ends own = hapt_profile_ends_of(recut->profile, cluster, s, layer);
+        if (own.least < all.least) all.least = own.least;
+        if (own.most > all.most) all.most = own.most;
+    }
+    return all;
+}
+
 /* Lists the stages of a slot's kind. */
 static enum hapt_status list_entries(const struct recut *recut, int slot, struct hapt_arena *scratch,
                                      struct entries *list)
@@ -101,8 +115,9 @@ static enum hapt_status list_entries(const struct recut *recut, int slot, struct
     HAPT_NEW(list->first, scratch, recut->L + 1);
     HAPT_NEW(list->entry, scratch, (size_t)programs * (size_t)recut->L * (size_t)(recut->L + 1) / 2);
     for (int layer = 0; layer < recut->L; layer++) {
+        const struct hapt_profile_ends all = ends_of(recut, slot, layer);
         list->first[layer] = count;
-        for (int end = layer + 1; end <= recut->L; end++)
+        for (int end = all.least; end <= all.most; end++)
             for (int s = 0; s < cluster->submesh_count; s++) {
                 if (!serves(recut, slot, s)) continue;
                 const size_t cell = hapt_profile_index(recut->profile, s, layer, end - 1);
@@ -156,21 +171,31 @@ static void put_stage(struct recut *recut, int slot, const struct entry *entry, 
     }
 }
 
-/* The least latency sum at a t_max. */
+/* The launch indices that suffixes of a slot can have: [*first, *end). Each boundary behind adds 1 to 3 launches. */
+static void find_launches(const struct recut *recut, int slot, int *first, int *end)
+{
+    const int behind = recut->count - 1 - slot, most = recut->launches - 1;
+    *first = behind < most ? behind : most;
+    *end = 1 + (3 * behind < most ? 3 * behind : most);
+}
+
+/* The least latency sum at a t_max. Suffixes are read only behind a stage that ends where a suffix of the next slot may
+ * start, and those are set first. */
 static double fill(struct recut *recut, double t_max_s)
 {
-    const size_t all = (size_t)recut->count * (size_t)recut->L * (size_t)recut->launches;
     double best_s = INFINITY;
-    for (size_t i = 0; i < all; i++) recut->suffix[i].latency_s = INFINITY;
+    int first = 0, end = 0;
     for (int slot = recut->count - 1; slot >= 0; slot--) {
         const struct entries *list = recut->of[slot];
         const bool last = slot == recut->count - 1;
         const int furthest = last ? recut->L : recut->high[slot + 1], nearest = last ? recut->L : recut->low[slot + 1];
         price_boundaries(recut, slot, t_max_s);
+        find_launches(recut, slot, &first, &end);
         recut->low[slot] = recut->L;
         recut->high[slot] = -1;
         for (int layer = slot; layer < furthest && layer <= (slot == 0 ? 0 : recut->L - 1); layer++) {
             struct suffix *here = suffix_at(recut, slot, layer);
+            for (int k = first; k < end; k++) here[k].latency_s = INFINITY;
             for (int e = list->first[layer]; e < list->first[layer + 1]; e++) {
                 const struct entry *entry = &list->entry[e];
                 if (entry->end > furthest) break;
@@ -179,14 +204,14 @@ static double fill(struct recut *recut, double t_max_s)
                 put_stage(recut, slot, entry, here);
             }
             bool some = false;
-            for (int k = 0; k < recut->launches; k++) some |= isfinite(here[k].latency_s);
+            for (int k = first; k < end; k++) some |= isfinite(here[k].latency_s);
             if (!some) continue;
             if (layer < recut->low[slot]) recut->low[slot] = layer;
             recut->high[slot] = layer;
         }
         if (recut->high[slot] < 0) return INFINITY;
     }
-    for (int k = 0; k < recut->launches; k++) best_s = fmin(best_s, suffix_at(recut, 0, 0)[k].latency_s);
+    for (int k = first; k < end; k++) best_s = fmin(best_s, suffix_at(recut, 0, 0)[k].latency_s);
     return best_s;
 }
 
@@ -204,8 +229,9 @@ static int64_t collect(const struct recut *recut, double low_s, double high_s, d
         const struct hapt_profile_cluster *cluster = &recut->profile->cluster[recut->slot[slot].subcluster];
         for (int s = 0; s < cluster->submesh_count; s++) {
             for (int i = 0; serves(recut, slot, s) && i < recut->L; i++) {
-                for (int j = i; j < recut->L; j++) {
-                    const double time_s = time_of(recut, slot, hapt_profile_index(recut->profile, s, i, j));
+                const struct hapt_profile_ends ends = hapt_profile_ends_of(recut->profile, cluster, s, i);
+                for (int end = ends.least; end <= ends.most; end++) {
+                    const double time_s = time_of(recut, slot, hapt_profile_index(recut->profile, s, i, end - 1));
                     if (!(time_s > low_s && time_s <= high_s)) continue;
                     if (t_max) t_max[count] = time_s;
                     count++;
@@ -248,8 +274,9 @@ static enum hapt_status read_plan(struct recut *recut, struct hapt_arena *arena,
     HAPT_NEW(made, arena, 1);
     *made = hapt_search_plan(recut->profile, recut->options);
     HAPT_TRY(hapt_plan_allot(made, recut->count, arena));
-    int best = 0, layer = 0;
-    for (int k = 1; k < recut->launches; k++)
+    int best, end, layer = 0;
+    find_launches(recut, 0, &best, &end);
+    for (int k = best + 1; k < end; k++)
         if (suffix_at(recut, 0, 0)[k].latency_s < suffix_at(recut, 0, 0)[best].latency_s) best = k;
     for (int slot = 0; slot < recut->count; slot++) {
         const struct suffix *at = &suffix_at(recut, slot, layer)[best];

@@ -130,8 +130,9 @@ static void find_spans(struct search_table *table)
             for (int64_t i = table->active_first[k * sets + p]; i < table->active_end[k * sets + p]; i++) {
                 const struct search_candidate *at = &table->active[i];
                 const int class = problem->class_of[p][at->submesh], end = at->end;
-                if (end > furthest[class * (L + 1) + k]) furthest[class * (L + 1) + k] = end;
-                if (k < nearest[class * (L + 1) + end]) nearest[class * (L + 1) + end] = k;
+                int *const far = &furthest[class * (L + 1) + k], *const near = &nearest[class * (L + 1) + end];
+                *far = end > *far ? end : *far; /* without branches, which are not predictable here */
+                *near = k < *near ? k : *near;
             }
         }
     }

@@ -442,6 +442,8 @@ static enum hapt_status run_search(struct search *search, const struct hapt_prof
     HAPT_TRY(hapt_search_agree(search->comm, options, set_up(search, profile, options, scratch)));
     search->table.effort.index_s = hapt_time_s() - start_s;
     HAPT_TRY(search_all(search, scratch, &found));
+    if (!found && options->may_fail && options->unexplained)
+        return hapt_search_agree(search->comm, options, hapt_fail(HAPT_ERR_INFEASIBLE, NULL, "no plan"));
     if (!found) return hapt_search_agree(search->comm, options, search_explain(profile, options));
     *plan = hapt_search_plan(profile, options);
     const double searched_s = hapt_time_s();

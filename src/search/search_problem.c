@@ -75,7 +75,8 @@ static void index_submesh(struct search_problem *problem, const struct thinning 
 {
     const struct hapt_profile_cluster *cluster = thinning->cluster;
     const bool gpipe = problem->options->schedule == HAPT_SCHEDULE_GPIPE;
-    for (int end = first + 1; end <= problem->L; end++) {
+    const struct hapt_profile_ends ends = hapt_profile_ends_of(problem->profile, cluster, s, first);
+    for (int end = ends.least; end <= ends.most; end++) {
         const int at = end - first - 1;
         const size_t cell = hapt_profile_index(problem->profile, s, first, end - 1);
         if (!isfinite(cluster->stage_time[cell]) || cluster->stage_time[cell] > problem->longest_stage_s) continue;
@@ -310,10 +311,12 @@ static void add_stage_t_max(const struct search_problem *problem, struct t_max_l
     for (int c = 0; c < problem->C; c++) {
         const struct hapt_profile_cluster *cluster = &problem->profile->cluster[c];
         for (int s = 0; s < cluster->submesh_count; s++)
-            for (int first = 0; first < L; first++)
-                for (int last = first; last < L; last++)
+            for (int first = 0; first < L; first++) {
+                const struct hapt_profile_ends ends = hapt_profile_ends_of(problem->profile, cluster, s, first);
+                for (int end = ends.least; end <= ends.most; end++)
                     add_t_max(list, stage_time(cluster->stage_time, cluster->step_time,
-                                               hapt_profile_index(problem->profile, s, first, last), problem->B));
+                                               hapt_profile_index(problem->profile, s, first, end - 1), problem->B));
+            }
     }
     for (int p = problem->C; p < problem->device_set_count; p++) {
         const struct hapt_profile_mixed *mixed = &problem->profile->mixed[problem->device_set[p].mixed_group];

@@ -32,20 +32,21 @@ struct split_cuts {
     double best_s, work, most_work, trial_work;
 };
 
-static bool is_suitable(const struct hapt_plan *plan)
+static bool is_suitable(const struct hapt_profile *profile, const struct hapt_plan *plan)
 {
     if (hapt_schedule_loops(plan->schedule) || plan->stage_count < 2) return false;
     for (int i = 0; i < plan->stage_count; i++) {
         if (hapt_plan_is_mixed(&plan->stage[i])) return false;
+        if (!profile->cluster[plan->stage[i].submesh->subcluster[0]].weight_time) return false;
         for (int other = 0; other < i; other++)
             if (plan->stage[other].submesh == plan->stage[i].submesh) return false;
     }
     return true;
 }
 
-/* The base's stages with other boundaries, priced and split. */
-static enum hapt_status make(const struct split_cuts *cuts, const int *end, struct hapt_arena *arena,
-                             struct hapt_plan **plan)
+/* The base's stages with other boundaries, without prices. */
+static enum hapt_status allot(const struct split_cuts *cuts, const int *end, struct hapt_arena *arena,
+                              struct hapt_plan **plan)
 {
     struct hapt_plan *made;
     HAPT_NEW(made, arena, 1);
@@ -61,21 +62,56 @@ static enum hapt_status make(const struct split_cuts *cuts, const int *end, stru
         stage->submesh->nodes = like->submesh->nodes;
         stage->submesh->devices_per_node = like->submesh->devices_per_node;
     }
-    HAPT_TRY(hapt_plan_price(cuts->view, made));
-    HAPT_TRY(hapt_plan_split_backward(cuts->profile, made));
-    made->search = cuts->base->search;
     *plan = made;
     return HAPT_OK;
 }
 
-/* *step_s: INFINITY, if a stage is no candidate or does not fit. */
+/* The same, priced and split. */
+static enum hapt_status make(const struct split_cuts *cuts, const int *end, struct hapt_arena *arena,
+                             struct hapt_plan **plan)
+{
+    HAPT_TRY(allot(cuts, end, arena, plan));
+    HAPT_TRY(hapt_plan_price(cuts->view, *plan));
+    HAPT_TRY(hapt_plan_split_backward(cuts->profile, *plan));
+    (*plan)->search = cuts->base->search;
+    return HAPT_OK;
+}
+
+/* A lower bound of the step: each stage computes all passes once the first microbatch has arrived, and updates. With
+ * state on the hosts, updates may end in the next step. */
+static double bound_s(const struct hapt_plan *plan)
+{
+    const int B = plan->microbatches;
+    double arrival_s = 0, least_s = 0;
+    for (int i = 0; i < plan->stage_count && !plan->host_state; i++) {
+        const struct hapt_plan_stage *stage = &plan->stage[i];
+        const double passes_s = stage->forward_only ? stage->forward_s : stage->compute_s - stage->step_s / B;
+        const double exchange_s = i == 0 || i + 1 == plan->stage_count ? plan->exchange_s : 0;
+        least_s = fmax(least_s, arrival_s + B * passes_s + exchange_s + stage->step_s - stage->tied_s);
+        arrival_s += stage->forward_s + (plan->edge_count > 0 ? 0 : stage->comm_s);
+    }
+    return least_s * (1 - 1e-9); /* rounding */
+}
+
+static enum hapt_status price_above(struct split_cuts *cuts, const int *end, struct hapt_arena *scratch, double *step_s)
+{
+    struct hapt_plan *plan;
+    *step_s = INFINITY;
+    HAPT_TRY(allot(cuts, end, scratch, &plan));
+    plan->split = true;
+    HAPT_TRY(hapt_plan_price_tables(cuts->profile, plan));
+    if (bound_s(plan) >= cuts->best_s) return HAPT_OK;
+    HAPT_TRY(make(cuts, end, scratch, &plan));
+    *step_s = plan->simulated_s;
+    return HAPT_OK;
+}
+
+/* *step_s: INFINITY, if a stage is no candidate or does not fit, or if the step cannot be shorter than the best. */
 static enum hapt_status price(struct split_cuts *cuts, const int *end, double *step_s)
 {
     struct hapt_arena scratch;
-    struct hapt_plan *plan;
     hapt_arena_init(&scratch);
-    enum hapt_status status = make(cuts, end, &scratch, &plan);
-    *step_s = status == HAPT_OK ? plan->simulated_s : INFINITY;
+    enum hapt_status status = price_above(cuts, end, &scratch, step_s);
     hapt_arena_release(&scratch);
     if (status != HAPT_ERR_INFEASIBLE && status != HAPT_ERR_INPUT) return status;
     hapt_fail_reset();
@@ -211,7 +247,7 @@ enum hapt_status hapt_plan_search_split(MPI_Comm comm, const struct hapt_profile
     cuts.trial_work = (double)SIMULATIONS * options->microbatches * cuts.base->stage_count;
     if (options->work > 0) cuts.most_work = fmin(MOST_WORK, WORK_SHARE * options->work);
     if (!(*plan)->split && options->split != HAPT_SPLIT_YES) cuts.best_s *= hapt_plan_split_worth(profile);
-    if (!is_suitable(*plan)) return HAPT_OK;
+    if (!is_suitable(profile, *plan)) return HAPT_OK;
     hapt_arena_init(&scratch);
     const enum hapt_status status = search(&cuts, &scratch, arena, plan);
     hapt_arena_release(&scratch);

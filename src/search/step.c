@@ -57,7 +57,7 @@ static enum hapt_status try_without(struct step_search *search, int from, int to
     const size_t links = (size_t)search->C * (size_t)search->C;
     struct hapt_profile other = search->useful;
     struct hapt_search_options rule = search->options;
-    rule.may_fail = true;
+    rule.may_fail = rule.unexplained = true;
     if (rule.any_schedule) rule.schedule = search->best.schedule;
     if (rule.any_threshold) rule.hide_threshold = search->best.hide_threshold;
     trial->step_s = INFINITY;
@@ -94,7 +94,7 @@ static enum hapt_status find_seeds(struct step_search *search)
     for (int k = 0; k < rules; k++) {
         struct step_candidate *seed = &search->seed[search->seed_count];
         bool known = false;
-        rule[k].may_fail = rule[k].may_fail || k > 0;
+        if (k > 0) rule[k].may_fail = rule[k].unexplained = true;
         seed->step_s = INFINITY;
         if (isfinite(search->best.step_s)) HAPT_TRY(hapt_env_agree(search->comm, step_trim(search)));
         const enum hapt_status status = step_add_seed(search, &search->useful, &rule[k], seed);
@@ -169,6 +169,7 @@ enum hapt_status step_finish(struct step_search *search, const struct step_candi
 void step_release(struct step_search *search)
 {
     hapt_simulate_work_release(&search->simulation);
+    beam_memo_release(&search->memo);
     hapt_arena_release(&search->trial);
     hapt_arena_release(&search->arena);
 }

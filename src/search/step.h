@@ -23,6 +23,7 @@
 
 #include <math.h>
 
+#include "beam.h"
 #include "hapt/search.h"
 
 /* A stage: `device_set` is a subcluster, or the number of subclusters + a mixed group. `submesh`: index in the
@@ -70,9 +71,10 @@ struct step_search {
     double bound_s;   /* no plan that the options allow has a shorter step, unless it is split */
     struct hapt_plan_search_figures figures;
     struct hapt_simulate_work simulation;
-    int64_t simulated; /* number of simulations on this rank */
-    double work;       /* microbatches times stages of all simulations by the beam, on all ranks */
-    double most_work;  /* refinement ends there */
+    struct beam_memo memo; /* of step_refine */
+    int64_t simulated;     /* number of simulations on this rank */
+    double work;           /* microbatches times stages of all simulations by the beam, on all ranks */
+    double most_work;      /* refinement ends there */
 };
 
 /* Begins the search in a profile. step_release ends it. Rank-local, except for the rank numbers. */

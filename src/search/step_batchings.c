@@ -337,6 +337,7 @@ static enum hapt_status create(struct batchings *all, struct hapt_arena *scratch
         struct hapt_search_options own = *all->options;
         own.microbatches = all->batching[k].microbatches;
         own.may_fail = all->options->may_fail || all->count > 1;
+        own.unexplained = all->count > 1; /* run() asks again if no batching has a plan */
         HAPT_TRY(search_check_options(&own));
         if (own.split == HAPT_SPLIT_YES) HAPT_TRY(hapt_plan_split_view(profile, scratch, &profile));
         HAPT_TRY(step_begin(&all->search[k], all->comm, profile, &own));

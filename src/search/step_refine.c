@@ -42,10 +42,31 @@ static double *step_of(void *candidate)
     return &((struct step_candidate *)candidate)->step_s;
 }
 
+static double lower_of(const void *candidate)
+{
+    return ((const struct step_candidate *)candidate)->lower_s;
+}
+
 static bool same(const void *first, const void *second)
 {
     const struct step_candidate *a = first, *b = second;
     return step_same_stages(a, b) && memcmp(a->launches, b->launches, (size_t)a->count * sizeof *a->launches) == 0;
+}
+
+static struct beam_key key_of(const void *candidate)
+{
+    const struct step_candidate *of = candidate;
+    struct beam_key key = {0};
+    uint64_t rule;
+    memcpy(&rule, &of->hide_threshold, sizeof rule);
+    beam_key_add(&key, rule);
+    beam_key_add(&key, (uint64_t)of->schedule);
+    for (int i = 0; i < of->count; i++) {
+        const struct step_stage *stage = &of->stage[i];
+        beam_key_add(&key, (uint64_t)stage->device_set << 32 | (uint64_t)stage->submesh);
+        beam_key_add(&key, (uint64_t)stage->end << 32 | (uint64_t)of->launches[i]);
+    }
+    return key;
 }
 
 /* False: a count would leave [1, B] or rise along the pipeline. */
@@ -121,11 +142,9 @@ static enum hapt_status list(struct beam *beam, int entry)
     return HAPT_OK;
 }
 
-/* The slowest entry of a full beam limits what is worth a simulation; else the best one does, loosely. */
 static enum hapt_status price(struct beam *beam, double limit_s, double most_s)
 {
-    return step_price(((struct refinement *)beam->context)->search, fmin(limit_s, 1.02 * *step_of(beam->entry[0])),
-                      most_s, beam->trial);
+    return step_price(((struct refinement *)beam->context)->search, limit_s, most_s, beam->trial);
 }
 
 static double move_work(const struct beam *beam, const void *entry, bool simulated)
@@ -148,7 +167,10 @@ static enum hapt_status relaunch(struct beam *beam, bool *changed)
 static const struct beam_rules rules = {.create = create,
                                         .copy = copy,
                                         .step_s = step_of,
+                                        .lower_s = lower_of,
                                         .same = same,
+                                        .key = key_of,
+                                        .worth = 1.02,
                                         .list = list,
                                         .apply = apply,
                                         .price = price,
@@ -167,6 +189,7 @@ enum hapt_status step_refine(struct step_search *search, struct step_candidate *
                         .rank = search->rank,
                         .size = search->size,
                         .work = &search->work,
+                        .memo = &search->memo,
                         .most_work = search->most_work};
     return beam_run(&beam, candidate);
 }

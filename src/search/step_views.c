@@ -418,7 +418,7 @@ enum hapt_status step_views(struct step_search *search)
     const double cells = count_cells(search->profile);
     struct step_ranks ranks = {search->comm, search->rank, search->size};
     if (cells > MOST_CELLS) return HAPT_OK;
-    views.rule.may_fail = true;
+    views.rule.may_fail = views.rule.unexplained = true;
     if (views.rule.any_schedule) views.rule.schedule = search->best.schedule;
     if (views.rule.any_threshold) views.rule.hide_threshold = VIEW_THRESHOLD;
     if (cells <= FEW_CELLS) ranks = step_leave(search); /* the whole work takes less than the collectives */
