@@ -418,6 +418,7 @@ static enum hapt_status try_chosen(struct rows *rows, const struct hapt_planning
     rows->arena = arena;
     if (best->planning.plan != before || rows->keeps_all) {
         hapt_arena_adopt(arena, &own);
+        if (best->planning.plan != before) best->planning.plan->arena = arena;
     } else {
         hapt_shared_release_newer(shared);
         hapt_arena_release(&own);

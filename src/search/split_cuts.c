@@ -27,6 +27,7 @@ struct split_cuts {
     MPI_Comm comm;                /* ranks that share the trials */
     int rank, size;
     int *end, *best_end; /* [stages] */
+    int *even_end;       /* [stages] the seed of the formula; -1: there is none */
     int *number;         /* [size] moves that are tried together */
     double *step_s;      /* [size] their steps */
     double best_s, work, most_work, trial_work;
@@ -127,15 +128,6 @@ static bool take(struct split_cuts *cuts, const int *end, double step_s)
     return true;
 }
 
-static enum hapt_status try_ends(struct split_cuts *cuts)
-{
-    double step_s;
-    HAPT_TRY(price(cuts, cuts->end, &step_s));
-    cuts->work += cuts->trial_work;
-    take(cuts, cuts->end, step_s);
-    return HAPT_OK;
-}
-
 /* Moves one boundary of the best ones by some layers: cuts->end. False: a stage would be empty. */
 static bool move(struct split_cuts *cuts, int number, int by)
 {
@@ -186,8 +178,8 @@ static enum hapt_status descend(struct split_cuts *cuts)
     return HAPT_OK;
 }
 
-/* The best boundaries of the formula on the base's submeshes, for more microbatches. */
-static enum hapt_status try_even(struct split_cuts *cuts, struct hapt_arena *scratch)
+/* The best boundaries of the formula on the base's submeshes, for more microbatches: cuts->even_end. */
+static enum hapt_status find_even(struct split_cuts *cuts, struct hapt_arena *scratch)
 {
     const int S = cuts->base->stage_count;
     struct hapt_search_options options = *cuts->options;
@@ -201,13 +193,11 @@ static enum hapt_status try_even(struct split_cuts *cuts, struct hapt_arena *scr
         slot[i] = (struct hapt_recut_slot){submesh->subcluster[0], submesh->nodes, submesh->devices_per_node};
     }
     HAPT_TRY(hapt_plan_recut(cuts->view, &options, slot, S, INFINITY, scratch, &plan));
-    if (!plan) return HAPT_OK;
-    for (int i = 0; i < S; i++) cuts->end[i] = plan->stage[i].end_layer;
-    return try_ends(cuts);
+    for (int i = 0; i < S; i++) cuts->even_end[i] = plan ? plan->stage[i].end_layer : -1;
+    return HAPT_OK;
 }
 
-/* Rank-local, the same on every rank. */
-static enum hapt_status try_seeds(struct split_cuts *cuts, struct hapt_arena *scratch)
+static enum hapt_status create(struct split_cuts *cuts, struct hapt_arena *scratch)
 {
     const int S = cuts->base->stage_count;
     struct hapt_profile *view;
@@ -215,18 +205,42 @@ static enum hapt_status try_seeds(struct split_cuts *cuts, struct hapt_arena *sc
     cuts->view = view;
     HAPT_NEW(cuts->end, scratch, S);
     HAPT_NEW(cuts->best_end, scratch, S);
+    HAPT_NEW(cuts->even_end, scratch, S);
     HAPT_NEW(cuts->number, scratch, cuts->size);
     HAPT_NEW(cuts->step_s, scratch, cuts->size);
     for (int i = 0; i < S; i++) cuts->end[i] = cuts->best_end[i] = cuts->base->stage[i].end_layer;
-    if (!cuts->base->split) HAPT_TRY(try_ends(cuts));
-    return try_even(cuts, scratch);
+    return HAPT_OK;
+}
+
+static void try_seed(struct split_cuts *cuts, const int *end, double step_s)
+{
+    cuts->work += cuts->trial_work;
+    take(cuts, end, step_s);
+}
+
+/* Tries both seeds; two ranks share them. Collective. */
+static enum hapt_status try_seeds(struct split_cuts *cuts, struct hapt_arena *scratch)
+{
+    const int S = cuts->base->stage_count, other = 1 % cuts->size;
+    double step_s[2] = {INFINITY, INFINITY};
+    enum hapt_status status = create(cuts, scratch);
+    if (status == HAPT_OK && cuts->rank == 0 && !cuts->base->split) status = price(cuts, cuts->end, &step_s[0]);
+    if (status == HAPT_OK && cuts->rank == other) status = find_even(cuts, scratch);
+    if (status == HAPT_OK && cuts->rank == other && cuts->even_end[0] >= 0)
+        status = price(cuts, cuts->even_end, &step_s[1]);
+    HAPT_TRY(hapt_env_agree(cuts->comm, status));
+    HAPT_MPI(MPI_Bcast(cuts->even_end, S, MPI_INT, other, cuts->comm));
+    HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, step_s, 2, MPI_DOUBLE, MPI_MIN, cuts->comm));
+    if (!cuts->base->split) try_seed(cuts, cuts->end, step_s[0]);
+    if (cuts->even_end[0] >= 0) try_seed(cuts, cuts->even_end, step_s[1]);
+    return HAPT_OK;
 }
 
 static enum hapt_status search(struct split_cuts *cuts, struct hapt_arena *scratch, struct hapt_arena *arena,
                                struct hapt_plan **plan)
 {
     const double given_s = cuts->best_s;
-    HAPT_TRY(hapt_env_agree(cuts->comm, try_seeds(cuts, scratch)));
+    HAPT_TRY(try_seeds(cuts, scratch));
     HAPT_TRY(descend(cuts));
     return hapt_env_agree(cuts->comm, cuts->best_s < given_s ? make(cuts, cuts->best_end, arena, plan) : HAPT_OK);
 }

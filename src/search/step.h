@@ -71,7 +71,7 @@ struct step_search {
     double bound_s;   /* no plan that the options allow has a shorter step, unless it is split */
     struct hapt_plan_search_figures figures;
     struct hapt_simulate_work simulation;
-    struct beam_memo memo; /* of step_refine */
+    struct beam_memo memo; /* of step_price */
     int64_t simulated;     /* number of simulations on this rank */
     double work;           /* microbatches times stages of all simulations by the beam, on all ranks */
     double most_work;      /* refinement ends there */
@@ -106,6 +106,8 @@ enum hapt_status step_finish(struct step_search *search, const struct step_candi
 /* Stages with room for `most_stages`; no candidate yet. */
 enum hapt_status step_candidate_create(struct step_search *search, struct step_candidate *candidate);
 bool step_same_stages(const struct step_candidate *a, const struct step_candidate *b);
+/* Of stages, launch counts and their rule: all that step_price reads. */
+struct beam_key step_key(const struct step_candidate *candidate);
 void step_candidate_copy(struct step_candidate *to, const struct step_candidate *from);
 
 /* The best few of many candidates. */

@@ -165,8 +165,9 @@ static enum hapt_status improve_all(struct batchings *all)
 
 /* *fits false: the launches of the plan do not fit when it is split, so it is not. known_s: a step that is known, or
  * INFINITY. */
-static enum hapt_status make_plan(struct batchings *all, int k, const struct step_candidate *candidate, double known_s,
-                                  struct hapt_arena *result, struct hapt_plan **plan, bool *fits)
+static enum hapt_status make_plan(MPI_Comm comm, const struct batchings *all, int k,
+                                  const struct step_candidate *candidate, double known_s, struct hapt_arena *result,
+                                  struct hapt_plan **plan, bool *fits)
 {
     struct hapt_search_options options = all->search[k].options;
     enum hapt_status status = HAPT_OK;
@@ -174,8 +175,8 @@ static enum hapt_status make_plan(struct batchings *all, int k, const struct ste
     *plan = hapt_arena_alloc(result, 1, sizeof **plan);
     if (!*plan) status = HAPT_ERR_MEMORY;
     if (status == HAPT_OK) status = step_finish(&all->search[k], candidate, result, *plan);
-    HAPT_TRY(hapt_env_agree(all->comm, status));
-    return hapt_plan_choose_split(all->comm, all->batching[k].profile, &options, result, plan, fits);
+    HAPT_TRY(hapt_env_agree(comm, status));
+    return hapt_plan_choose_split(comm, all->batching[k].profile, &options, result, plan, fits);
 }
 
 /* The best plan of those whose launches fit when they are split, if that is shorter. */
@@ -189,10 +190,42 @@ static enum hapt_status search_again(struct batchings *all, int k, struct hapt_a
     return search_take_split(profile, status, split, plan);
 }
 
+static bool is_shorter(double step_s, const struct hapt_plan *plan)
+{
+    return step_s < plan->simulated_s && !hapt_at_most(plan->simulated_s, step_s);
+}
+
 static void keep_shorter(struct hapt_plan **plan, struct hapt_plan *other)
 {
-    if (other->simulated_s < (*plan)->simulated_s && !hapt_at_most((*plan)->simulated_s, other->simulated_s))
-        *plan = other;
+    if (is_shorter(other->simulated_s, *plan)) *plan = other;
+}
+
+/* Seeds that a split may make better than the best candidate. */
+static bool may_split_better(const struct step_search *search, const struct step_candidate *seed)
+{
+    return seed->step_s <= SPLIT_WORTH * search->best.step_s && !step_same_stages(seed, &search->best);
+}
+
+/* seed_s [seed_count]: steps of the plans of such seeds beside a known step. The ranks share the seeds. */
+static enum hapt_status price_seeds(const struct batchings *all, int k, double known_s, double *seed_s)
+{
+    const struct step_search *search = &all->search[k];
+    enum hapt_status status = HAPT_OK;
+    for (int i = 0, number = 0; i < search->seed_count; i++) {
+        struct hapt_arena scratch;
+        struct hapt_plan *plan;
+        bool fits;
+        seed_s[i] = INFINITY;
+        if (!may_split_better(search, &search->seed[i])) continue;
+        if (number++ % search->size != search->rank || status != HAPT_OK) continue;
+        hapt_arena_init(&scratch);
+        status = make_plan(MPI_COMM_SELF, all, k, &search->seed[i], known_s, &scratch, &plan, &fits);
+        if (status == HAPT_OK) seed_s[i] = plan->simulated_s;
+        hapt_arena_release(&scratch);
+    }
+    HAPT_TRY(hapt_env_agree(all->comm, status));
+    return hapt_env_mpi(MPI_Allreduce(MPI_IN_PLACE, seed_s, search->seed_count, MPI_DOUBLE, MPI_MIN, all->comm),
+                        "MPI_Allreduce");
 }
 
 static enum hapt_status enumerate_split(struct batchings *all, int k, struct hapt_arena *result,
@@ -221,13 +254,19 @@ static enum hapt_status finish_one(struct batchings *all, int k, struct hapt_are
 {
     struct step_search *search = &all->search[k];
     bool fits, seed_fits;
-    HAPT_TRY(make_plan(all, k, &search->best, INFINITY, result, plan, &fits));
+    double seed_s[STEP_MOST_SEEDS];
+    HAPT_TRY(make_plan(all->comm, all, k, &search->best, INFINITY, result, plan, &fits));
     if (all->options->split == HAPT_SPLIT_NO) return HAPT_OK;
+    const struct hapt_plan *const first = *plan;
+    const bool priced = search->size > 1;
+    if (priced) HAPT_TRY(price_seeds(all, k, first->simulated_s, seed_s));
     for (int i = 0; i < search->seed_count; i++) {
         const struct step_candidate *seed = &search->seed[i];
         struct hapt_plan *other;
-        if (seed->step_s > SPLIT_WORTH * search->best.step_s || step_same_stages(seed, &search->best)) continue;
-        HAPT_TRY(make_plan(all, k, seed, (*plan)->simulated_s, result, &other, &seed_fits));
+        if (!may_split_better(search, seed)) continue;
+        /* a seed that is better changes what is known, and so the plans of the seeds behind it */
+        if (priced && *plan == first && !is_shorter(seed_s[i], first)) continue;
+        HAPT_TRY(make_plan(all->comm, all, k, seed, (*plan)->simulated_s, result, &other, &seed_fits));
         keep_shorter(plan, other);
     }
     if (!fits) HAPT_TRY(search_again(all, k, result, plan));
@@ -246,7 +285,8 @@ static enum hapt_status finish_best(struct batchings *all, struct hapt_arena *re
 {
     const int first = all->best;
     bool fits;
-    if (is_beaten(all)) return make_plan(all, first, &all->search[first].best, INFINITY, result, plan, &fits);
+    if (is_beaten(all))
+        return make_plan(all->comm, all, first, &all->search[first].best, INFINITY, result, plan, &fits);
     HAPT_TRY(finish_one(all, first, result, plan));
     for (int i = 0; all->options->split != HAPT_SPLIT_NO && i < all->count; i++) {
         const int k = all->order[i];

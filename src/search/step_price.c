@@ -39,6 +39,21 @@ bool step_same_stages(const struct step_candidate *a, const struct step_candidat
     return a->count == b->count && memcmp(a->stage, b->stage, (size_t)a->count * sizeof *a->stage) == 0;
 }
 
+struct beam_key step_key(const struct step_candidate *candidate)
+{
+    struct beam_key key = {0};
+    uint64_t rule;
+    memcpy(&rule, &candidate->hide_threshold, sizeof rule);
+    beam_key_add(&key, rule);
+    beam_key_add(&key, (uint64_t)candidate->schedule);
+    for (int i = 0; i < candidate->count; i++) {
+        const struct step_stage *stage = &candidate->stage[i];
+        beam_key_add(&key, (uint64_t)stage->device_set << 32 | (uint64_t)stage->submesh);
+        beam_key_add(&key, (uint64_t)stage->end << 32 | (uint64_t)candidate->launches[i]);
+    }
+    return key;
+}
+
 /* The profile's submesh of a stage of one subcluster; -1: none. */
 static int find_submesh(const struct hapt_profile *profile, const struct hapt_plan_stage *stage)
 {
@@ -393,6 +408,15 @@ static bool shift_launches(struct step_candidate *candidate, int first, int last
     return true;
 }
 
+/* step_price, if the step is not known; sets step_s alone. */
+static enum hapt_status price_once(struct step_search *search, double limit_s, struct step_candidate *candidate)
+{
+    const struct beam_key key = step_key(candidate);
+    if (beam_memo_find(&search->memo, key, limit_s, limit_s, &candidate->step_s)) return HAPT_OK;
+    HAPT_TRY(step_price(search, limit_s, limit_s, candidate));
+    return beam_memo_add(&search->memo, key, limit_s, limit_s, candidate->lower_s, candidate->step_s);
+}
+
 enum hapt_status step_price_nearby(struct step_search *search, struct step_candidate *candidate)
 {
     const int S = candidate->count;
@@ -404,7 +428,7 @@ enum hapt_status step_price_nearby(struct step_search *search, struct step_candi
         fails++;
         if ((first == last && move & 1) || !shift_launches(candidate, first, last, by, search->B)) continue;
         candidate->schedule = HAPT_SCHEDULE_H1F1B;
-        HAPT_TRY(step_price(search, before.step_s, before.step_s, candidate));
+        HAPT_TRY(price_once(search, before.step_s, candidate));
         if (candidate->step_s < before.step_s) {
             fails = 0;
             continue;

@@ -55,18 +55,7 @@ static bool same(const void *first, const void *second)
 
 static struct beam_key key_of(const void *candidate)
 {
-    const struct step_candidate *of = candidate;
-    struct beam_key key = {0};
-    uint64_t rule;
-    memcpy(&rule, &of->hide_threshold, sizeof rule);
-    beam_key_add(&key, rule);
-    beam_key_add(&key, (uint64_t)of->schedule);
-    for (int i = 0; i < of->count; i++) {
-        const struct step_stage *stage = &of->stage[i];
-        beam_key_add(&key, (uint64_t)stage->device_set << 32 | (uint64_t)stage->submesh);
-        beam_key_add(&key, (uint64_t)stage->end << 32 | (uint64_t)of->launches[i]);
-    }
-    return key;
+    return step_key(candidate);
 }
 
 /* False: a count would leave [1, B] or rise along the pipeline. */
