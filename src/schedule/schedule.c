@@ -191,7 +191,7 @@ enum { SINGLE_STEPS = 64 };
 
 /* The looped order with the least `ahead`, from the formula on, that ends. Loops around all submeshes need no more than
  * the formula; other placements, such as a V, may. */
-static enum hapt_status order_looped(struct hapt_schedule *schedule, int loop_batch, int *ahead,
+static enum hapt_status order_looped(struct hapt_schedule *schedule, int loop_batch, bool tied, int *ahead,
                                      struct pass_list *order, struct hapt_arena *scratch)
 {
     const bool split = schedule->split;
@@ -203,12 +203,11 @@ static enum hapt_status order_looped(struct hapt_schedule *schedule, int loop_ba
         HAPT_NEW(at, scratch, schedule->submesh_count);
         for (int s = 0; s < schedule->submesh_count; s++) order[s].count = 0;
         order_passes(schedule, loop_batch, ahead, order);
-        HAPT_TRY(make_lists(schedule, order, false, scratch));
+        HAPT_TRY(make_lists(schedule, order, tied, scratch));
         HAPT_TRY(check_play(schedule, at, &ends));
         raised = !ends && !schedule->options.ahead && raise_ahead(schedule, at, by, ahead);
     }
     schedule->split = split;
-    for (int s = 0; s < schedule->submesh_count; s++) schedule->list[s] = (struct hapt_instruction_list){0};
     return ends ? HAPT_OK : check_deadlock(schedule);
 }
 
@@ -253,8 +252,9 @@ static enum hapt_status order_launches(struct hapt_schedule *schedule, int *ahea
     return ends ? HAPT_OK : check_deadlock(schedule);
 }
 
-static enum hapt_status order_chunks(struct hapt_schedule *schedule, const int *warmup, struct pass_list *order,
-                                     struct hapt_arena *arena)
+/* *made: the lists of the order are made, too. */
+static enum hapt_status order_chunks(struct hapt_schedule *schedule, const int *warmup, bool tied,
+                                     struct pass_list *order, struct hapt_arena *arena, bool *made)
 {
     const int B = schedule->microbatches;
     const int loop_batch =
@@ -269,24 +269,31 @@ static enum hapt_status order_chunks(struct hapt_schedule *schedule, const int *
     struct hapt_arena scratch;
     hapt_arena_init(&scratch);
     find_ahead(schedule, loop_batch, ahead);
-    const enum hapt_status status = order_looped(schedule, loop_batch, ahead, order, &scratch);
-    hapt_arena_release(&scratch);
+    const enum hapt_status status = order_looped(schedule, loop_batch, tied, ahead, order, &scratch);
+    *made = status == HAPT_OK && !schedule->split;
+    if (*made) {
+        hapt_arena_adopt(arena, &scratch);
+    } else {
+        for (int s = 0; s < schedule->submesh_count; s++) schedule->list[s] = (struct hapt_instruction_list){0};
+        hapt_arena_release(&scratch);
+    }
     return status == HAPT_OK ? count_launches(schedule, order, arena) : status;
 }
 
 static enum hapt_status build_lists(struct hapt_schedule *schedule, const int *warmup, struct hapt_arena *arena)
 {
-    const struct hapt_schedule_options *options = &schedule->options;
+    const bool tied = schedule->options.tied && schedule->chunk_count > 1;
     struct pass_list *order;
+    bool made = false;
     HAPT_NEW(order, arena, schedule->submesh_count);
     for (int s = 0; s < schedule->submesh_count; s++) {
         int64_t chunks = 0;
         for (int c = 0; c < schedule->chunk_count; c++) chunks += schedule->submesh_of[c] == s;
         HAPT_NEW(order[s].pass, arena, chunks * schedule->microbatches * (schedule->split ? 3 : 2));
     }
-    HAPT_TRY(order_chunks(schedule, warmup, order, arena));
-    if (schedule->split) HAPT_TRY(place_weights(schedule, options->costs, order));
-    return make_lists(schedule, order, options->tied && schedule->chunk_count > 1, arena);
+    HAPT_TRY(order_chunks(schedule, warmup, tied, order, arena, &made));
+    if (schedule->split) HAPT_TRY(place_weights(schedule, schedule->options.costs, order));
+    return made ? HAPT_OK : make_lists(schedule, order, tied, arena);
 }
 
 /* Keeps the options for hapt_schedule_resize. The arrays that it reads are copied. */

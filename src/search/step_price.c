@@ -39,19 +39,41 @@ bool step_same_stages(const struct step_candidate *a, const struct step_candidat
     return a->count == b->count && memcmp(a->stage, b->stage, (size_t)a->count * sizeof *a->stage) == 0;
 }
 
-struct beam_key step_key(const struct step_candidate *candidate)
+/* The kinds differ in their launch counts alone; estimates of long steps under GPipe launch all microbatches. */
+static struct beam_key begin_key(const struct step_candidate *candidate, enum hapt_schedule_kind schedule)
 {
     struct beam_key key = {0};
-    uint64_t rule;
-    memcpy(&rule, &candidate->hide_threshold, sizeof rule);
-    beam_key_add(&key, rule);
-    beam_key_add(&key, (uint64_t)candidate->schedule);
+    beam_key_add(&key, schedule == HAPT_SCHEDULE_GPIPE);
     for (int i = 0; i < candidate->count; i++) {
         const struct step_stage *stage = &candidate->stage[i];
         beam_key_add(&key, (uint64_t)stage->device_set << 32 | (uint64_t)stage->submesh);
-        beam_key_add(&key, (uint64_t)stage->end << 32 | (uint64_t)candidate->launches[i]);
+        beam_key_add(&key, (uint64_t)stage->end);
     }
     return key;
+}
+
+struct beam_key step_key(const struct step_candidate *candidate)
+{
+    struct beam_key key = begin_key(candidate, candidate->schedule);
+    for (int i = 0; i < candidate->count; i++) beam_key_add(&key, (uint64_t)candidate->launches[i]);
+    return key;
+}
+
+/* The same with the launch counts of a plan of these stages. */
+static struct beam_key key_of(const struct step_candidate *candidate, const struct hapt_plan *plan,
+                              enum hapt_schedule_kind schedule)
+{
+    struct beam_key key = begin_key(candidate, schedule);
+    for (int i = 0; i < candidate->count; i++) beam_key_add(&key, (uint64_t)plan->stage[i].warmup);
+    return key;
+}
+
+/* beam_memo_find; a step counts as simulated, so that limits of simulations do not depend on what is known. */
+static bool find_price(struct step_search *search, struct beam_key key, double limit_s, double most_s, double *step_s)
+{
+    if (!beam_memo_find(&search->memo, key, limit_s, most_s, step_s)) return false;
+    search->simulated += isfinite(*step_s);
+    return true;
 }
 
 /* The profile's submesh of a stage of one subcluster; -1: none. */
@@ -304,7 +326,11 @@ static enum hapt_status try_counts(struct step_search *search, struct hapt_plan 
     bool is_new;
     HAPT_TRY(note_launches(search, plan, tried, &is_new));
     if (!is_new) return HAPT_OK;
-    HAPT_TRY(simulate(search, plan, candidate->step_s, &step_s));
+    const struct beam_key key = key_of(candidate, plan, schedule);
+    if (!find_price(search, key, INFINITY, candidate->step_s, &step_s)) {
+        HAPT_TRY(simulate(search, plan, candidate->step_s, &step_s));
+        HAPT_TRY(beam_memo_add(&search->memo, key, INFINITY, candidate->step_s, candidate->lower_s, step_s));
+    }
     if (!(step_s < candidate->step_s)) return HAPT_OK;
     candidate->step_s = step_s;
     candidate->schedule = schedule;
@@ -412,7 +438,7 @@ static bool shift_launches(struct step_candidate *candidate, int first, int last
 static enum hapt_status price_once(struct step_search *search, double limit_s, struct step_candidate *candidate)
 {
     const struct beam_key key = step_key(candidate);
-    if (beam_memo_find(&search->memo, key, limit_s, limit_s, &candidate->step_s)) return HAPT_OK;
+    if (find_price(search, key, limit_s, limit_s, &candidate->step_s)) return HAPT_OK;
     HAPT_TRY(step_price(search, limit_s, limit_s, candidate));
     return beam_memo_add(&search->memo, key, limit_s, limit_s, candidate->lower_s, candidate->step_s);
 }
