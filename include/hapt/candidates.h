@@ -234,7 +234,14 @@ struct hapt_item_memory hapt_candidates_state_memory(const struct hapt_candidate
  * gradients, then gather weights, in 16 bits if they have slices of the masters: three quarters of the bytes. */
 double hapt_candidates_summed_bytes(const struct hapt_candidates *candidates, int subcluster,
                                     const struct hapt_item_memory *memory);
-/* True if it fits with one microbatch in flight, on the device and on its host, and is not badly unbalanced. */
+/* True if the part of the work of layers [first, last] is at most `imbalance` times the part of their devices in the
+ * speed of all (FLOP/s), or if it is one layer. A longer range is never balanced if a shorter one with the same first
+ * layer is not. */
+bool hapt_candidates_are_balanced(const struct hapt_candidates *candidates, double speed, int first, int last);
+/* True if it fits with one microbatch in flight, on the device and on its host. */
+bool hapt_candidates_fit(const struct hapt_candidates *candidates, int subcluster,
+                         const struct hapt_item_memory *memory);
+/* True if it fits so, and is balanced. */
 bool hapt_candidates_wanted(const struct hapt_candidates *candidates, int subcluster, struct hapt_submesh submesh,
                             int first, int last, const struct hapt_item_memory *memory);
 /* True if a range is balanced on any submesh of that mesh; otherwise it needs no figures. */

@@ -561,9 +561,7 @@ enum hapt_status hapt_candidates_plan_memory(const struct hapt_candidates *candi
     return status;
 }
 
-/* True if a range's part of the work is at most `imbalance` times its devices' part of the speed, or if it is one
- * layer. */
-static bool is_balanced(const struct hapt_candidates *candidates, double speed, int first, int last)
+bool hapt_candidates_are_balanced(const struct hapt_candidates *candidates, double speed, int first, int last)
 {
     const double all = candidates->work[candidates->layer_count];
     const double share = all > 0 ? (candidates->work[last + 1] - candidates->work[first]) / all : 0;
@@ -577,7 +575,8 @@ bool hapt_candidates_may_be_wanted(const struct hapt_candidates *candidates, int
         return true; /* for mixed stages: see hapt_candidates_wanted_mixed */
     for (int c = 0; c < candidates->cluster->count; c++)
         if ((mesh->subclusters >> c & 1u) &&
-            is_balanced(candidates, hapt_candidates_device_speed(candidates, c) * mesh->n * mesh->m, first, last))
+            hapt_candidates_are_balanced(candidates, hapt_candidates_device_speed(candidates, c) * mesh->n * mesh->m,
+                                         first, last))
             return true;
     return false;
 }
@@ -588,20 +587,27 @@ bool hapt_candidates_may_recompute(const struct hapt_candidates *candidates, int
     for (int c = 0; c < candidates->cluster->count; c++) {
         const struct hapt_subcluster *own = &candidates->cluster->subcluster[c];
         if (devices <= own->nodes * own->devices_per_node &&
-            is_balanced(candidates, hapt_candidates_device_speed(candidates, c) * devices, first, last))
+            hapt_candidates_are_balanced(candidates, hapt_candidates_device_speed(candidates, c) * devices, first,
+                                         last))
             return true;
     }
     return false;
 }
 
-bool hapt_candidates_wanted(const struct hapt_candidates *candidates, int subcluster, struct hapt_submesh submesh,
-                            int first, int last, const struct hapt_item_memory *memory)
+bool hapt_candidates_fit(const struct hapt_candidates *candidates, int subcluster,
+                         const struct hapt_item_memory *memory)
 {
     const double limit = candidates->cluster->subcluster[subcluster].device.memory_bytes;
     if (hapt_candidates_resident_bytes(candidates, memory, limit) + memory->activation_bytes > limit) return false;
-    if (!host_holds(candidates, subcluster, memory)) return false;
-    return is_balanced(candidates, hapt_candidates_device_speed(candidates, subcluster) * submesh.n * submesh.m, first,
-                       last);
+    return host_holds(candidates, subcluster, memory);
+}
+
+bool hapt_candidates_wanted(const struct hapt_candidates *candidates, int subcluster, struct hapt_submesh submesh,
+                            int first, int last, const struct hapt_item_memory *memory)
+{
+    const double speed = hapt_candidates_device_speed(candidates, subcluster) * submesh.n * submesh.m;
+    return hapt_candidates_fit(candidates, subcluster, memory) &&
+           hapt_candidates_are_balanced(candidates, speed, first, last);
 }
 
 bool hapt_candidates_wanted_mixed(const struct hapt_candidates *candidates, const struct hapt_mixed_group *group,
@@ -615,5 +621,5 @@ bool hapt_candidates_wanted_mixed(const struct hapt_candidates *candidates, cons
         if (!host_holds(candidates, group->cluster[k], memory[k])) return false;
         speed += hapt_candidates_device_speed(candidates, group->cluster[k]) * group->devices[k];
     }
-    return is_balanced(candidates, speed, first, last);
+    return hapt_candidates_are_balanced(candidates, speed, first, last);
 }

@@ -268,14 +268,15 @@ static void fill_row(const struct filling *filling, int subcluster, int s, struc
     struct hapt_profile_cluster *table = &profile->cluster[subcluster];
     const struct hapt_submesh submesh = table->submesh[s];
     const int mesh_index = hapt_candidates_mesh_index_of(candidates, submesh), L = candidates->layer_count;
+    const double speed = hapt_candidates_device_speed(candidates, subcluster) * submesh.n * submesh.m;
     memset(times, 0, (size_t)candidates->structure_count * sizeof *times);
     for (int i = 0; mesh_index >= 0 && i < L; i++) {
-        for (int j = i; j < L; j++) {
+        for (int j = i; j < L && hapt_candidates_are_balanced(candidates, speed, i, j); j++) {
             const int item = hapt_candidates_item(candidates, mesh_index, i, j);
             const size_t cell = hapt_profile_index(profile, s, i, j);
             const struct hapt_item_memory *memory = memory_of(filling, subcluster, item, submesh);
             struct structure_times *its = &times[candidates->structure[i * L + j]];
-            if (!hapt_candidates_wanted(candidates, subcluster, submesh, i, j, memory)) continue;
+            if (!hapt_candidates_fit(candidates, subcluster, memory)) continue;
             if (!its->known)
                 *its = (struct structure_times){true, passes_of(filling, subcluster, item, submesh),
                                                 step_s(filling, subcluster, submesh, item)};
@@ -492,7 +493,7 @@ static enum hapt_status fill(struct filling *filling, struct hapt_arena *result,
         HAPT_TRY(fill_mixed(filling, &candidates->mixed[k], result, made));
     HAPT_TRY(check_single_layers(candidates, filling->memory, made));
     HAPT_TRY(take_layouts(candidates, result, scratch, made));
-    HAPT_TRY(hapt_profile_check(made));
+    if (!candidates->roomy) HAPT_TRY(hapt_profile_check(made)); /* roomy ones give bounds, and are dropped */
     *profile = made;
     return HAPT_OK;
 }
