@@ -177,7 +177,7 @@ static inline size_t hapt_profile_index(const struct hapt_profile *profile, int 
            (size_t)last;
 }
 
-/* The ends of ranges from layer `first` on, among which all candidates of the submesh are. */
+/* All candidates of the submesh that start at layer `first` end in this range. */
 static inline struct hapt_profile_ends hapt_profile_ends_of(const struct hapt_profile *profile,
                                                             const struct hapt_profile_cluster *cluster, int submesh,
                                                             int first)

@@ -343,9 +343,9 @@ static enum hapt_status step_of_chain(const struct hapt_plan *plan, struct hapt_
     return status;
 }
 
-/* used NULL: the slots of the lists are not asked for. */
-static enum hapt_status step_of_lists(const struct hapt_plan *plan, struct hapt_arena *scratch, struct plan_slots *used,
-                                      double *step_s)
+/* Simulates all microbatches. used NULL: the slots of the lists are not asked for. */
+static enum hapt_status step_in_full(const struct hapt_plan *plan, struct hapt_arena *scratch, struct plan_slots *used,
+                                     double *step_s)
 {
     struct hapt_simulate_work work = {0};
     struct hapt_schedule *schedule;
@@ -377,7 +377,7 @@ static enum hapt_status extrapolate(const struct hapt_plan *plan, int half, stru
                 plan->stage[i].step_s / part.microbatches - plan->stage[i].step_s / plan->microbatches;
             if (plan->schedule == HAPT_SCHEDULE_GPIPE) part.stage[i].warmup = part.microbatches;
         }
-        HAPT_TRY(step_of_lists(&part, scratch, used, &part_s[k]));
+        HAPT_TRY(step_in_full(&part, scratch, used, &part_s[k]));
     }
     *step_s = part_s[1] + (plan->microbatches - 2.0 * half) * (part_s[1] - part_s[0]) / half;
     return HAPT_OK;
@@ -397,7 +397,7 @@ enum hapt_status plan_simulate_slots(const struct hapt_plan *plan, struct hapt_a
     const int round = launch_round(plan);
     if (plan->microbatches > LONG_STEP && round <= LONG_STEP / 64)
         return extrapolate(plan, LONG_STEP / 16 / round * round, scratch, used, step_s);
-    return step_of_lists(plan, scratch, used, step_s);
+    return step_in_full(plan, scratch, used, step_s);
 }
 
 static enum hapt_status simulated_step(const struct hapt_plan *plan, struct hapt_arena *scratch, double *step_s)

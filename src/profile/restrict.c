@@ -104,7 +104,10 @@ static enum hapt_status begin_view(const struct hapt_profile *profile, struct ha
     HAPT_NEW(*view, arena, 1);
     **view = *profile;
     HAPT_NEW((*view)->cluster, arena, profile->cluster_count);
-    for (int c = 0; c < profile->cluster_count; c++) (*view)->cluster[c] = profile->cluster[c];
+    for (int c = 0; c < profile->cluster_count; c++) {
+        (*view)->cluster[c] = profile->cluster[c];
+        (*view)->cluster[c].ends = NULL;
+    }
     return HAPT_OK;
 }
 

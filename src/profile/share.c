@@ -40,6 +40,7 @@ static void pack_cluster(struct layout *layout, int L, const struct hapt_profile
     const size_t S = (size_t)to->submesh_count, bytes = S * (size_t)L * (size_t)L * sizeof(double);
     const bool steps = to->step_time != NULL; /* a reader's copy has the writer's pointer: compare with NULL only */
     const bool splits = to->weight_time != NULL;
+    to->ends = NULL;
     to->submesh = next_piece(layout, from ? from->submesh : NULL, S * sizeof *to->submesh);
     to->stage_time = copy_and_free(layout, from ? from->stage_time : NULL, bytes);
     to->stage_forward_time = copy_and_free(layout, from ? from->stage_forward_time : NULL, bytes);

@@ -77,8 +77,8 @@ static enum hapt_status price_trial(struct beam *beam, struct beam_key key, doub
     return beam_memo_add(beam->memo, key, limit_s, most_s, beam->rules->lower_s(beam->trial), *step_s);
 }
 
-/* This rank's share of the moves: by keys, so that the prices it needs are those it knows. Only the shortest ones of a
- * round may enter the beam. */
+/* This rank's share of the moves: by keys, so that a candidate always belongs to the rank that priced it before. Only
+ * the shortest ones of a round may enter the beam. */
 static enum hapt_status price_share(struct beam *beam)
 {
     const double limit_s = fmin(worst_s(beam), beam->rules->worth * entry_s(beam, 0));

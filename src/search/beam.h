@@ -3,7 +3,7 @@
  *
  * The beam holds the candidates of the shortest steps. In each round all moves of all entries are priced; the ranks
  * share them and all take the same new entries. It ends when no entry is new, or when the work is done. The search says
- * what a candidate and a move are.
+ * what a candidate and a move are. Candidates are dealt to ranks by their keys. beam_memo.c keeps their prices.
  */
 #ifndef HAPT_SEARCH_BEAM_H
 #define HAPT_SEARCH_BEAM_H
@@ -42,7 +42,7 @@ struct beam_memo {
     struct beam_known *known; /* [room] open addressing */
     size_t count, room;
 };
-/* True: the price that beam_rules.price would give is known. */
+/* True: *step_s is a price that beam_rules.price may give. */
 bool beam_memo_find(const struct beam_memo *memo, struct beam_key key, double limit_s, double most_s, double *step_s);
 /* Adds a price that beam_rules.price gave under these limits. */
 enum hapt_status beam_memo_add(struct beam_memo *memo, struct beam_key key, double limit_s, double most_s,
@@ -76,10 +76,10 @@ struct beam_rules {
     enum hapt_status (*list)(struct beam *beam, int entry);
     /* Applies a move to beam->trial, a copy of its entry; false: it is impossible. */
     bool (*apply)(struct beam *beam, const struct beam_move *move);
-    /* Sets the trial's step and a lower bound of it; both INFINITY: it is no plan. The step is INFINITY if the bound is
-     * not below `limit_s`. One above `most_s` may be given too short, yet above most_s. Rank-local. */
+    /* Sets the trial's step and a lower bound of it. The step is INFINITY if the trial is no plan, or if the bound is
+     * not below `limit_s`. A step above `most_s` may be given too short, yet above most_s. Rank-local. */
     enum hapt_status (*price)(struct beam *beam, double limit_s, double most_s);
-    double worth; /* steps that are longer than the best one by more than this factor are not simulated */
+    double worth; /* limit_s is at most the best step times this factor; INFINITY: no such limit */
     /* Work of one move of this entry. */
     double (*move_work)(const struct beam *beam, const void *entry, bool simulated);
     /* Called when no entry was new. *changed: it improved entry[0]. NULL: nothing is left to try. Rank-local. */

@@ -1,5 +1,5 @@
-/* Prices that a beam knows already. Moves of several entries lead to the same candidate, and entries that stay list the
- * same moves in each round. So most prices are known. */
+/* Prices that a search knows already. Moves of several entries lead to the same candidate, and entries that stay list
+ * the same moves in each round. */
 #include "beam.h"
 
 #include <math.h>

@@ -21,12 +21,12 @@ struct loops_slot {
 
 struct loops_candidate {
     int slots, loops, loop_batch, prefetch;
-    int transfer_slots;      /* that its lists need; set with step_s */
+    int transfer_slots;      /* that its lists need; set with a finite step_s */
     struct loops_slot *slot; /* [slots] */
     int *end;                /* [slots * loops] the layers of stage k end there */
     int *ahead;              /* [slots] forwards before the first backward; 0: the schedule's */
     double step_s;           /* memory is short: LOOPS_MISFIT * (1 + share that lacks); INFINITY: no candidate */
-    double lower_s;          /* the step is not shorter; INFINITY: no candidate; set with step_s */
+    double lower_s;          /* a bound of step_s; INFINITY: no candidate; set with step_s */
 };
 #define LOOPS_MISFIT 1e30
 static inline bool loops_is_plan(const struct loops_candidate *candidate)

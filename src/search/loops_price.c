@@ -217,13 +217,14 @@ enum hapt_status loops_price(struct loops_search *search, double limit_s, struct
     search->frame->t_max_s = fmax(hapt_plan_looped_work_s(search->frame, &compute_s), 1e-300);
     const struct hapt_plan_stage *stage = search->frame->stage;
     const double tied_s = stage[0].tied_s + stage[search->frame->stage_count - 1].tied_s;
-    if (!isfinite(search->frame->t_max_s)) return HAPT_OK;
-    candidate->lower_s = search->B * search->frame->t_max_s * (1 - 1e-9) - tied_s;
-    if (candidate->lower_s >= limit_s) return HAPT_OK; /* before its lists, which take most of the time */
+    if (isfinite(search->frame->t_max_s)) {
+        candidate->lower_s = search->B * search->frame->t_max_s * (1 - 1e-9) - tied_s;
+        if (candidate->lower_s >= limit_s) return HAPT_OK; /* before its lists, which take most of the time */
+    }
     HAPT_TRY(set_lists(search));
     if (search->frame->transfer_slots != slots) HAPT_TRY(hapt_plan_price_tables(search->profile, search->frame));
     candidate->transfer_slots = search->frame->transfer_slots;
-    if (!search->lists) return HAPT_OK;
+    if (!search->lists || !isfinite(search->frame->t_max_s)) return HAPT_OK;
     const double misfit = find_misfit(search);
     if (misfit > 0) {
         candidate->step_s = LOOPS_MISFIT * (1 + misfit);

@@ -179,8 +179,8 @@ static void find_launches(const struct recut *recut, int slot, int *first, int *
     *end = 1 + (3 * behind < most ? 3 * behind : most);
 }
 
-/* The least latency sum at a t_max. Suffixes are read only behind a stage that ends where a suffix of the next slot may
- * start, and those are set first. */
+/* The least latency sum at a t_max. A slot reads only suffixes between `low` and `high` of the next slot. All of them
+ * were set before in the same call. */
 static double fill(struct recut *recut, double t_max_s)
 {
     double best_s = INFINITY;

@@ -106,7 +106,7 @@ enum hapt_status step_finish(struct step_search *search, const struct step_candi
 /* Stages with room for `most_stages`; no candidate yet. */
 enum hapt_status step_candidate_create(struct step_search *search, struct step_candidate *candidate);
 bool step_same_stages(const struct step_candidate *a, const struct step_candidate *b);
-/* Of all that the step depends on: stages and launch counts. */
+/* A hash of all that the step depends on: stages and launch counts. */
 struct beam_key step_key(const struct step_candidate *candidate);
 void step_candidate_copy(struct step_candidate *to, const struct step_candidate *from);
 

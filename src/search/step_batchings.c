@@ -206,7 +206,7 @@ static bool may_split_better(const struct step_search *search, const struct step
     return seed->step_s <= SPLIT_WORTH * search->best.step_s && !step_same_stages(seed, &search->best);
 }
 
-/* seed_s [seed_count]: steps of the plans of such seeds beside a known step. The ranks share the seeds. */
+/* seed_s [seed_count]: the steps that make_plan finds for these seeds; INFINITY for others. The ranks share them. */
 static enum hapt_status price_seeds(const struct batchings *all, int k, double known_s, double *seed_s)
 {
     const struct step_search *search = &all->search[k];
@@ -223,7 +223,7 @@ static enum hapt_status price_seeds(const struct batchings *all, int k, double k
         if (status == HAPT_OK) seed_s[i] = plan->simulated_s;
         hapt_arena_release(&scratch);
     }
-    HAPT_TRY(hapt_env_agree(all->comm, status));
+    HAPT_TRY(hapt_search_agree(all->comm, &search->options, status));
     return hapt_env_mpi(MPI_Allreduce(MPI_IN_PLACE, seed_s, search->seed_count, MPI_DOUBLE, MPI_MIN, all->comm),
                         "MPI_Allreduce");
 }
@@ -264,7 +264,7 @@ static enum hapt_status finish_one(struct batchings *all, int k, struct hapt_are
         const struct step_candidate *seed = &search->seed[i];
         struct hapt_plan *other;
         if (!may_split_better(search, seed)) continue;
-        /* a seed that is better changes what is known, and so the plans of the seeds behind it */
+        /* once a seed is better, later seeds are planned beside a shorter known step: seed_s does not hold */
         if (priced && *plan == first && !is_shorter(seed_s[i], first)) continue;
         HAPT_TRY(make_plan(all->comm, all, k, seed, (*plan)->simulated_s, result, &other, &seed_fits));
         keep_shorter(plan, other);

@@ -39,7 +39,7 @@ bool step_same_stages(const struct step_candidate *a, const struct step_candidat
     return a->count == b->count && memcmp(a->stage, b->stage, (size_t)a->count * sizeof *a->stage) == 0;
 }
 
-/* The kinds differ in their launch counts alone; estimates of long steps under GPipe launch all microbatches. */
+/* Kinds of schedules differ in their launch counts alone. GPipe is an exception in estimates of long steps. */
 static struct beam_key begin_key(const struct step_candidate *candidate, enum hapt_schedule_kind schedule)
 {
     struct beam_key key = {0};
