@@ -233,6 +233,10 @@ enum hapt_status hapt_plan_lay_out(const struct hapt_plan *plan, struct hapt_are
 /* Simulates one step of the plan. hapt_plan_change gives it another schedule. */
 enum hapt_status hapt_plan_simulate(const struct hapt_plan *plan, struct hapt_arena *arena,
                                     struct hapt_simulation **simulation);
+/* The step of a plan without lists: hapt_simulate_chain. Its stages have a submesh each, no splits, no loops, and no
+ * edges of their own. */
+enum hapt_status hapt_plan_simulate_chain(const struct hapt_plan *plan, double most_s, struct hapt_arena *scratch,
+                                          struct hapt_simulate_work *work, double *step_s);
 /* The critical path of the simulated step (hapt_simulate_critical_path), in seconds. The sum is the step. */
 struct hapt_plan_path {
     double *compute_s;  /* [stage] passes */

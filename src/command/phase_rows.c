@@ -518,6 +518,7 @@ static enum hapt_status plan_rows(struct rows *rows, const struct hapt_planning 
     if (!hapt_phase_is_measured(rows->config, planning->cluster)) {
         rows->quietly = true;
         HAPT_TRY(plan_predicted(rows, planning, best));
+        HAPT_ASSERT(!best->planning.plan || best->planning.plan->arena == rows->arena); /* not try_chosen's own */
         rows->quietly = rows->kept_is_known = false;
         if (best->planning.plan) return HAPT_OK;
     }

@@ -328,9 +328,9 @@ static bool is_chain(const struct hapt_plan *plan)
     return true;
 }
 
-static enum hapt_status step_of_chain(const struct hapt_plan *plan, struct hapt_arena *scratch, double *step_s)
+enum hapt_status hapt_plan_simulate_chain(const struct hapt_plan *plan, double most_s, struct hapt_arena *scratch,
+                                          struct hapt_simulate_work *work, double *step_s)
 {
-    struct hapt_simulate_work work = {0};
     struct hapt_costs costs;
     struct hapt_chain chain = {plan->stage_count, plan->microbatches, NULL, plan->exchange_s > 0};
     int *launches;
@@ -338,9 +338,7 @@ static enum hapt_status step_of_chain(const struct hapt_plan *plan, struct hapt_
     for (int i = 0; i < plan->stage_count; i++) launches[i] = plan->stage[i].warmup;
     chain.launches = launches;
     HAPT_TRY(hapt_plan_costs(plan, scratch, &costs));
-    const enum hapt_status status = hapt_simulate_chain(&chain, &costs, INFINITY, &work, step_s);
-    hapt_simulate_work_release(&work);
-    return status;
+    return hapt_simulate_chain(&chain, &costs, most_s, work, step_s);
 }
 
 /* Simulates all microbatches. used NULL: the slots of the lists are not asked for. */
@@ -350,10 +348,14 @@ static enum hapt_status step_in_full(const struct hapt_plan *plan, struct hapt_a
     struct hapt_simulate_work work = {0};
     struct hapt_schedule *schedule;
     struct hapt_costs costs;
-    if (!used && is_chain(plan)) return step_of_chain(plan, scratch, step_s);
-    HAPT_TRY(hapt_plan_lay_out(plan, scratch, &schedule, &costs));
-    if (used) note_slots(schedule, plan->stage_count, used);
-    const enum hapt_status status = hapt_simulate_step(schedule, &costs, &work, step_s);
+    enum hapt_status status;
+    if (!used && is_chain(plan)) {
+        status = hapt_plan_simulate_chain(plan, INFINITY, scratch, &work, step_s);
+    } else {
+        HAPT_TRY(hapt_plan_lay_out(plan, scratch, &schedule, &costs));
+        if (used) note_slots(schedule, plan->stage_count, used);
+        status = hapt_simulate_step(schedule, &costs, &work, step_s);
+    }
     hapt_simulate_work_release(&work);
     return status;
 }

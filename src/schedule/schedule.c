@@ -189,8 +189,8 @@ static bool raise_ahead(const struct hapt_schedule *schedule, const int *at, int
 /* Single steps of `ahead`; then they double, so that lists which never end are given up soon. */
 enum { SINGLE_STEPS = 64 };
 
-/* The looped order with the least `ahead`, from the formula on, that ends. Loops around all submeshes need no more than
- * the formula; other placements, such as a V, may. */
+/* The looped order with the least `ahead`, from the formula on, that ends, and its unsplit lists in `scratch`. Loops
+ * around all submeshes need no more than the formula; other placements, such as a V, may. */
 static enum hapt_status order_looped(struct hapt_schedule *schedule, int loop_batch, bool tied, int *ahead,
                                      struct pass_list *order, struct hapt_arena *scratch)
 {

@@ -263,22 +263,16 @@ static enum hapt_status begin(struct step_search *search, double limit_s, struct
 static enum hapt_status simulate(struct step_search *search, const struct hapt_plan *plan, double most_s,
                                  double *step_s)
 {
-    struct hapt_costs costs;
-    struct hapt_chain chain = {plan->stage_count, plan->microbatches, NULL, plan->exchange_s > 0};
-    int *launches;
     search->simulated++;
     if (plan->microbatches > 4 * search->estimate)
         return hapt_plan_estimate(plan, search->estimate, &search->trial, step_s);
-    HAPT_TRY(hapt_plan_costs(plan, &search->trial, &costs));
     if (plan->edge_count > 0) {
         struct hapt_schedule *schedule;
-        HAPT_TRY(hapt_plan_schedule(plan, chain.tied, &search->trial, &schedule));
+        struct hapt_costs costs;
+        HAPT_TRY(hapt_plan_lay_out(plan, &search->trial, &schedule, &costs));
         return hapt_simulate_step(schedule, &costs, &search->simulation, step_s);
     }
-    HAPT_NEW(launches, &search->trial, plan->stage_count);
-    for (int i = 0; i < plan->stage_count; i++) launches[i] = plan->stage[i].warmup;
-    chain.launches = launches;
-    return hapt_simulate_chain(&chain, &costs, most_s, &search->simulation, step_s);
+    return hapt_plan_simulate_chain(plan, most_s, &search->trial, &search->simulation, step_s);
 }
 
 enum hapt_status step_price(struct step_search *search, double limit_s, double most_s, struct step_candidate *candidate)

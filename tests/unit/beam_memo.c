@@ -14,7 +14,7 @@ struct priced {
     double lower_s, step_s;
 };
 
-/* Keys of which many begin their search in the same place. */
+/* Half of the keys begin their search in one of four places. */
 static struct beam_key random_key(void)
 {
     struct beam_key key = {0};
