@@ -173,6 +173,7 @@ struct hapt_memory_options {
     hapt_kernel_scratch *scratch;
     void *scratch_context;
     bool scratch_by_operator; /* scratch(program, -1) is 0 for every program: it need not be asked */
+    bool residents_only;      /* hapt_memory_ranges_create: for hapt_memory_ranges_least and _add alone */
 };
 
 /* Slice `index` of the ranks of a group: elements [*first, *end) of the blocks. Ranks are ordered by mesh coordinates.

@@ -177,6 +177,10 @@ static inline size_t hapt_profile_index(const struct hapt_profile *profile, int 
            (size_t)last;
 }
 
+/* The ends of the candidates of a subcluster with these stage times [submeshes][L][L]. */
+enum hapt_status hapt_profile_find_ends(int layer_count, int submeshes, const double *stage_time,
+                                        struct hapt_arena *arena, const struct hapt_profile_ends **ends);
+
 /* All candidates of the submesh that start at layer `first` end in this range. */
 static inline struct hapt_profile_ends hapt_profile_ends_of(const struct hapt_profile *profile,
                                                             const struct hapt_profile_cluster *cluster, int submesh,

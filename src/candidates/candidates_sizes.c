@@ -22,8 +22,8 @@ enum hapt_status hapt_candidates_shardings(const struct hapt_candidates *candida
 
 /* The sources of the memory of ranges. */
 struct sizing {
-    struct hapt_memory_ranges *ranges, *split; /* split NULL: no figures of split passes */
-    struct hapt_memory_work *work, *split_work;
+    struct hapt_memory_ranges *ranges, *split;  /* split NULL: no figures of split passes */
+    struct hapt_memory_work *work, *split_work; /* NULL: of residents only */
 };
 
 static enum hapt_status begin_sizing(const struct hapt_candidate_shardings *shardings,
@@ -31,11 +31,12 @@ static enum hapt_status begin_sizing(const struct hapt_candidate_shardings *shar
                                      struct sizing *sizing)
 {
     *sizing = (struct sizing){0};
+    const bool walks = !options->residents_only;
     HAPT_TRY(hapt_memory_ranges_create(shardings->again, options, arena, &sizing->ranges));
-    HAPT_TRY(hapt_memory_work_create(sizing->ranges, arena, &sizing->work));
+    if (walks) HAPT_TRY(hapt_memory_work_create(sizing->ranges, arena, &sizing->work));
     if (!shardings->split) return HAPT_OK;
     HAPT_TRY(hapt_memory_ranges_create(shardings->split, options, arena, &sizing->split));
-    return hapt_memory_work_create(sizing->split, arena, &sizing->split_work);
+    return walks ? hapt_memory_work_create(sizing->split, arena, &sizing->split_work) : HAPT_OK;
 }
 
 /* Memory of a range for its activations, unsplit and split. It is the same wherever the weights are. */
@@ -167,7 +168,8 @@ enum hapt_status hapt_candidates_sizes(const struct hapt_candidates *candidates,
                                                 .host_update = candidates->host_update,
                                                 .scratch = kernel_scratch,
                                                 .scratch_context = engine,
-                                                .scratch_by_operator = kernel_scratch == hapt_engine_scratch_predicted};
+                                                .scratch_by_operator = kernel_scratch == hapt_engine_scratch_predicted,
+                                                .residents_only = candidates->roomy};
     struct hapt_memory_options away = options, gradients, sharded;
     struct sizing sizing[HAPT_WEIGHTS_CHOICES] = {{0}};
     struct unit_scratch units;
@@ -177,6 +179,7 @@ enum hapt_status hapt_candidates_sizes(const struct hapt_candidates *candidates,
     HAPT_NEW(kept, scratch, candidates->unit_count);
     HAPT_NEW(units.own, scratch, candidates->unit_count);
     for (int k = 0; k < HAPT_WEIGHTS_CHOICES; k++) HAPT_NEW(units.before[k], scratch, candidates->unit_count);
+    away.residents_only = true; /* activations are those of sizing[0] */
     away.weight_unit_count = candidates->weight_unit_count;
     away.weight_unit = candidates->weight_unit;
     gradients = sharded = away;

@@ -361,6 +361,21 @@ static enum hapt_status count_makers(const struct hapt_env *env, int *makers)
     return status;
 }
 
+/* The case that is made at `place`: by descending rows, since more rows take longer and the ranks of a node wait for
+ * each other. */
+static int case_at(const struct hapt_profile_case *its, int count, int place)
+{
+    for (int k = 0; k < count; k++) {
+        int before = 0;
+        for (int other = 0; other < count; other++) {
+            const int more = its[other].model->microbatch - its[k].model->microbatch;
+            before += more > 0 || (more == 0 && other < k);
+        }
+        if (before == place) return k;
+    }
+    return -1;
+}
+
 enum hapt_status hapt_phase_predict_cases(struct hapt_env *env, struct hapt_config *config,
                                           const struct hapt_cluster *cluster, const struct hapt_efficiency *efficiency,
                                           struct hapt_profile_case *its, int count, bool quietly,
@@ -374,10 +389,10 @@ enum hapt_status hapt_phase_predict_cases(struct hapt_env *env, struct hapt_conf
     hapt_progress_init(&progress, env, "predicting", 0);
     hapt_arena_init(&own);
     for (int first = 0; first < count; first += makers) {
-        const int mine = first + env->node_rank;
+        const int mine = case_at(its, count, first + env->node_rank);
         struct hapt_profile *made = NULL, *other = NULL;
         status = HAPT_OK;
-        if (env->node_rank < makers && mine < count) {
+        if (env->node_rank < makers && mine >= 0) {
             const struct hapt_prediction of = {.config = config,
                                                .cluster = cluster,
                                                .model = its[mine].model,
@@ -389,8 +404,9 @@ enum hapt_status hapt_phase_predict_cases(struct hapt_env *env, struct hapt_conf
             status = hapt_phase_decide_microbatches(config, its[mine].microbatches);
             if (status == HAPT_OK) status = hapt_phase_predict(&of, env->node_size > 1 ? &own : arena, &made, &other);
         }
-        for (int k = first; k < count && k < first + makers; k++) {
-            const enum hapt_status shared = share_from(env, k - first, status, quietly, made, other, arena, &its[k]);
+        for (int maker = 0; maker < makers && first + maker < count; maker++) {
+            const enum hapt_status shared =
+                share_from(env, maker, status, quietly, made, other, arena, &its[case_at(its, count, first + maker)]);
             if (shared != HAPT_OK) {
                 hapt_progress_release(&progress);
                 hapt_arena_release(&own);

@@ -326,11 +326,14 @@ static bool is_excluded(const struct rows *rows, int k, double step_s)
 /* Bounds are found again beside a step that is shorter by this factor, since they are sharper then. */
 #define FLOORS_AGAIN 0.98
 
-/* The rank that finds the floor of rows k: in turns whose direction alternates, since more rows take longer. */
+/* The rank that finds the floor of rows k: in turns whose direction alternates, by descending rows, since more rows
+ * take longer. */
 static int rank_of(const struct rows *rows, int k)
 {
     const int size = rows->env->world_size;
-    return k / size % 2 ? size - 1 - k % size : k % size;
+    int more = 0;
+    for (int other = 0; other < rows->listed_count; other++) more += rows->listed[other].rows > rows->listed[k].rows;
+    return more / size % 2 ? size - 1 - more % size : more % size;
 }
 
 /* Finds rows->floor_s, at most the step that is known. The ranks share out the rows. */

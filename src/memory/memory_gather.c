@@ -460,6 +460,21 @@ static enum hapt_status gather_scratch(struct hapt_memory_ranges *made, struct h
     return HAPT_OK;
 }
 
+/* What only activations, workspace and kernel scratch need. */
+static enum hapt_status gather_activations(struct hapt_memory_ranges *made, struct hapt_arena *arena)
+{
+    HAPT_TRY(gather_units(made, arena));
+    HAPT_TRY(gather_kept(made, arena));
+    HAPT_TRY(gather_made(made, arena));
+    HAPT_TRY(gather_boundaries(made, arena));
+    HAPT_TRY(gather_leaving(made, arena));
+    HAPT_TRY(gather_versions(made, arena));
+    HAPT_TRY(gather_forward(made, arena));
+    HAPT_TRY(gather_backward(made, arena));
+    sort_operands(made);
+    return gather_scratch(made, arena);
+}
+
 enum hapt_status hapt_memory_ranges_create(const struct hapt_sharding *sharding,
                                            const struct hapt_memory_options *options, struct hapt_arena *arena,
                                            struct hapt_memory_ranges **ranges)
@@ -472,19 +487,10 @@ enum hapt_status hapt_memory_ranges_create(const struct hapt_sharding *sharding,
     HAPT_NEW(made->bytes, arena, graph->tensor_count);
     for (int t = 0; t < graph->tensor_count; t++)
         made->bytes[t] = hapt_align(hapt_tensor_bytes(&sharding->shard->tensor[t]));
-    HAPT_TRY(gather_units(made, arena));
-    HAPT_TRY(gather_kept(made, arena));
-    HAPT_TRY(gather_made(made, arena));
     HAPT_TRY(gather_written(made, arena));
     HAPT_TRY(gather_touches(made, arena));
-    HAPT_TRY(gather_boundaries(made, arena));
-    HAPT_TRY(gather_leaving(made, arena));
-    HAPT_TRY(gather_versions(made, arena));
     HAPT_TRY(gather_sums(made, arena));
-    HAPT_TRY(gather_forward(made, arena));
-    HAPT_TRY(gather_backward(made, arena));
-    sort_operands(made);
-    HAPT_TRY(gather_scratch(made, arena));
+    if (!options->residents_only) HAPT_TRY(gather_activations(made, arena));
     *ranges = made;
     return HAPT_OK;
 }

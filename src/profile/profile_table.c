@@ -71,6 +71,23 @@ enum hapt_status hapt_profile_add_split(struct hapt_profile *profile, int index,
     return HAPT_OK;
 }
 
+enum hapt_status hapt_profile_find_ends(int layer_count, int submeshes, const double *stage_time,
+                                        struct hapt_arena *arena, const struct hapt_profile_ends **ends)
+{
+    struct hapt_profile_ends *made;
+    const size_t L = (size_t)layer_count;
+    HAPT_NEW(made, arena, (size_t)submeshes * L);
+    for (size_t row = 0; row < (size_t)submeshes * L; row++) {
+        const double *time_s = &stage_time[row * L];
+        struct hapt_profile_ends own = {(int)(row % L) + 1, layer_count};
+        while (own.least <= layer_count && isnan(time_s[own.least - 1])) own.least++;
+        while (own.most >= own.least && isnan(time_s[own.most - 1])) own.most--;
+        made[row] = own;
+    }
+    *ends = made;
+    return HAPT_OK;
+}
+
 /* Finite, not negative, and small enough that sums and quotients stay finite. */
 static bool is_amount(double value)
 {

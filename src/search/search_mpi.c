@@ -356,7 +356,9 @@ static enum hapt_status list_t_max(struct search *search, double low_s, double t
     bool reaches; /* at the largest remaining t_max: all others start from its candidates */
     HAPT_TRY(search_table_reaches(&search->table, search->t_max[search->t_max_count - 1], &reaches));
     search_table_keep(&search->table);
-    HAPT_TRY(search_table_fill(&search->table, search->t_max[low], INFINITY, false, &latency_s));
+    /* between the largest candidate up to t_max_s and t_max_s nothing changes, so F is the same */
+    if (search->t_max[low] > t_max_s)
+        HAPT_TRY(search_table_fill(&search->table, search->t_max[low], INFINITY, false, &latency_s));
     HAPT_ASSERT(isfinite(latency_s));
     note_price(search, low, latency_s);
     return HAPT_OK;

@@ -198,13 +198,27 @@ static enum hapt_status lower_boundaries(struct step_search *search)
     return HAPT_OK;
 }
 
+/* The profile becomes a view that knows the ends of its candidates. */
+static enum hapt_status find_ends(struct step_search *search)
+{
+    struct hapt_profile *view;
+    HAPT_NEW(view, &search->arena, 1);
+    *view = *search->profile;
+    HAPT_NEW(view->cluster, &search->arena, search->C);
+    for (int c = 0; c < search->C; c++) {
+        struct hapt_profile_cluster *own = &view->cluster[c];
+        *own = search->profile->cluster[c];
+        HAPT_TRY(hapt_profile_find_ends(search->L, own->submesh_count, own->stage_time, &search->arena, &own->ends));
+    }
+    search->profile = search->lowest = search->link_load = view;
+    return HAPT_OK;
+}
+
 enum hapt_status step_begin(struct step_search *search, MPI_Comm comm, const struct hapt_profile *profile,
                             const struct hapt_search_options *options)
 {
     *search = (struct step_search){.comm = comm,
                                    .profile = profile,
-                                   .lowest = profile,
-                                   .link_load = profile,
                                    .options = *options,
                                    .known_s = options->known_s > 0 ? options->known_s : INFINITY,
                                    .trimmed_s = INFINITY,
@@ -220,6 +234,7 @@ enum hapt_status step_begin(struct step_search *search, MPI_Comm comm, const str
     hapt_arena_init(&search->trial);
     HAPT_MPI(MPI_Comm_rank(comm, &search->rank));
     HAPT_MPI(MPI_Comm_size(comm, &search->size));
+    HAPT_TRY(find_ends(search));
     return lower_boundaries(search);
 }
 

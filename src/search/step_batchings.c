@@ -28,6 +28,7 @@ struct batchings {
     int count;
     struct step_search *search; /* [count] */
     bool *feasible;
+    int *owner; /* [count] the rank that starts it */
     int *order; /* [count] by ascending step of the best seed; the infeasible ones last */
     int best;   /* -1: none */
 };
@@ -57,10 +58,39 @@ static enum hapt_status start_one(struct batchings *all, int k)
     return all->count > 1 ? may_lack(status) : status;
 }
 
-/* This rank's share of the batchings. */
-static enum hapt_status start_own(struct batchings *all, int rank, int size)
+static double load_of(const struct batchings *all, int dealt, int rank)
 {
-    for (int k = rank; k < all->count; k += size) {
+    double load = 0;
+    for (int i = 0; i < dealt; i++)
+        if (all->owner[all->order[i]] == rank) load += 1.0 / all->batching[all->order[i]].microbatches;
+    return load;
+}
+
+/* Deals the batchings to the ranks, the fewest microbatches first: more rows take longer, about in proportion. Uses
+ * all->order. */
+static void deal(struct batchings *all, int size)
+{
+    for (int k = 0; k < all->count; k++) {
+        int at = k;
+        for (; at > 0; at--) {
+            if (all->batching[all->order[at - 1]].microbatches <= all->batching[k].microbatches) break;
+            all->order[at] = all->order[at - 1];
+        }
+        all->order[at] = k;
+    }
+    for (int i = 0; i < all->count; i++) {
+        int least = 0;
+        for (int rank = 1; rank < size; rank++)
+            if (load_of(all, i, rank) < load_of(all, i, least)) least = rank;
+        all->owner[all->order[i]] = least;
+    }
+}
+
+/* This rank's share of the batchings. */
+static enum hapt_status start_own(struct batchings *all, int rank)
+{
+    for (int k = 0; k < all->count; k++) {
+        if (all->owner[k] != rank) continue;
         if (hapt_stop_due()) return HAPT_STOPPED;
         const struct step_ranks ranks = step_leave(&all->search[k]);
         const enum hapt_status status = start_one(all, k);
@@ -70,13 +100,13 @@ static enum hapt_status start_own(struct batchings *all, int rank, int size)
     return HAPT_OK;
 }
 
-static enum hapt_status share_all(struct batchings *all, int size)
+static enum hapt_status share_all(struct batchings *all)
 {
     for (int k = 0; k < all->count; k++) {
         int feasible = all->feasible[k];
-        HAPT_MPI(MPI_Bcast(&feasible, 1, MPI_INT, k % size, all->comm));
+        HAPT_MPI(MPI_Bcast(&feasible, 1, MPI_INT, all->owner[k], all->comm));
         all->feasible[k] = feasible;
-        HAPT_TRY(step_share(&all->search[k], k % size)); /* the figures also of infeasible ones */
+        HAPT_TRY(step_share(&all->search[k], all->owner[k])); /* the figures also of infeasible ones */
     }
     return HAPT_OK;
 }
@@ -88,8 +118,9 @@ static enum hapt_status start_each(struct batchings *all)
     HAPT_MPI(MPI_Comm_rank(all->comm, &rank));
     HAPT_MPI(MPI_Comm_size(all->comm, &size));
     if (size > 1 && all->count >= 2 * size) {
-        HAPT_TRY(hapt_env_agree(all->comm, start_own(all, rank, size)));
-        return share_all(all, size);
+        deal(all, size);
+        HAPT_TRY(hapt_env_agree(all->comm, start_own(all, rank)));
+        return share_all(all);
     }
     for (int k = 0; k < all->count; k++) HAPT_TRY(start_one(all, k));
     return HAPT_OK;
@@ -371,6 +402,7 @@ static enum hapt_status create(struct batchings *all, struct hapt_arena *scratch
 {
     HAPT_NEW(all->search, scratch, all->count);
     HAPT_NEW(all->feasible, scratch, all->count);
+    HAPT_NEW(all->owner, scratch, all->count);
     HAPT_NEW(all->order, scratch, all->count);
     for (int k = 0; k < all->count; k++) {
         const struct hapt_profile *profile = all->batching[k].profile;

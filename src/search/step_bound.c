@@ -62,37 +62,58 @@ static bool is_known(const struct hapt_profile_cluster *cluster, size_t cell)
 static double once_s(const struct bounding *bounding, int c, size_t cell)
 {
     const struct hapt_profile *profile = bounding->search->profile;
-    const struct hapt_profile_cluster *cluster = &bounding->profile.cluster[c];
+    const struct hapt_profile_cluster *cluster = &profile->cluster[c];
     const size_t L = (size_t)profile->layer_count;
     if (!profile->host_state || !cluster->step_time) return 0;
     const double share_s = hapt_profile_tied_share_s(profile, c, (int)(cell / L % L), (int)(cell % L));
     return fmax(0, cluster->step_time[cell] - share_s) * (1 - cluster->deferrable);
 }
 
-/* Keeps the stages that a plan with a shorter step than the best one may have; none unless `used`. A split program's
- * microbatch is in flight at least until its backward, and behind the stage it may take less time than unsplit ones. */
+/* The time of a stage that a plan with a shorter step than the best one may have; NaN: no such plan has it. A split
+ * program's microbatch is in flight at least until its backward, and behind the stage it may take less time than
+ * unsplit ones. */
+static double useful_s(const struct bounding *bounding, int c, size_t cell)
+{
+    const struct hapt_profile_cluster *cluster = &bounding->search->lowest->cluster[c];
+    const struct step_search *search = bounding->search;
+    const int B = search->B;
+    const double time_s = cluster->stage_time[cell];
+    if (isnan(time_s)) return NAN;
+    const bool split = bounding->kind != UNSPLIT, waits = split && is_known(cluster, cell);
+    const double rest_s = split ? 0 : bounding->rest_s[cell % (size_t)search->L + 1];
+    const double bytes = waits ? fmin(cluster->parameter_bytes[cell], cluster->split_parameter_bytes[cell])
+                               : cluster->parameter_bytes[cell];
+    const double most = step_in_flight(bytes, cluster->activation_bytes[cell], cluster->device_memory_bytes, B);
+    const double least_s = waits ? fmax(0, time_s - hapt_profile_split_weight_s(cluster, cell)) : time_s;
+    const bool fits = hapt_at_most(bytes + cluster->activation_bytes[cell], cluster->device_memory_bytes) &&
+                      hapt_at_most(B * (least_s + rest_s) / most, search->best.step_s) &&
+                      hapt_at_most(B * time_s + once_s(bounding, c, cell), search->best.step_s);
+    return !fits ? NAN : bounding->kind == TRANSFERS ? least_s : time_s;
+}
+
+/* Copies the times of useful stages, none unless `used`. Times of other ends stay undefined. */
 static enum hapt_status copy_times(struct bounding *bounding, int c, bool used)
 {
     struct hapt_profile_cluster *cluster = &bounding->profile.cluster[c];
-    const struct step_search *search = bounding->search;
-    const int L = search->L, B = search->B;
-    const double *time_s = cluster->stage_time;
-    const size_t cells = hapt_profile_index(search->profile, cluster->submesh_count, 0, 0);
-    HAPT_NEW(cluster->stage_time, &bounding->scratch, cells);
-    for (size_t k = 0; k < cells; k++) {
-        cluster->stage_time[k] = NAN;
-        if (!used || isnan(time_s[k])) continue;
-        const bool split = bounding->kind != UNSPLIT, waits = split && is_known(cluster, k);
-        const double rest_s = split ? 0 : bounding->rest_s[k % (size_t)L + 1];
-        const double bytes =
-            waits ? fmin(cluster->parameter_bytes[k], cluster->split_parameter_bytes[k]) : cluster->parameter_bytes[k];
-        const double most = step_in_flight(bytes, cluster->activation_bytes[k], cluster->device_memory_bytes, B);
-        const double least_s = waits ? fmax(0, time_s[k] - hapt_profile_split_weight_s(cluster, k)) : time_s[k];
-        const bool fits = hapt_at_most(bytes + cluster->activation_bytes[k], cluster->device_memory_bytes) &&
-                          hapt_at_most(B * (least_s + rest_s) / most, search->best.step_s) &&
-                          hapt_at_most(B * time_s[k] + once_s(bounding, c, k), search->best.step_s);
-        if (fits) cluster->stage_time[k] = bounding->kind == TRANSFERS ? least_s : time_s[k];
+    const struct hapt_profile_cluster *from = &bounding->search->lowest->cluster[c];
+    const int L = bounding->search->L;
+    struct hapt_profile_ends *ends;
+    HAPT_NEW(cluster->stage_time, &bounding->scratch,
+             hapt_profile_index(bounding->search->profile, from->submesh_count, 0, 0));
+    HAPT_NEW(ends, &bounding->scratch, (size_t)from->submesh_count * (size_t)L);
+    for (int row = 0; row < from->submesh_count * L; row++) {
+        const struct hapt_profile_ends all = hapt_profile_ends_of(bounding->search->profile, from, row / L, row % L);
+        struct hapt_profile_ends own = {L + 1, 0};
+        for (int end = all.least; end <= all.most && used; end++) {
+            const size_t cell = (size_t)row * (size_t)L + (size_t)end - 1;
+            cluster->stage_time[cell] = useful_s(bounding, c, cell);
+            if (isnan(cluster->stage_time[cell])) continue;
+            if (own.least > end) own.least = end;
+            own.most = end;
+        }
+        ends[row] = own;
     }
+    cluster->ends = ends;
     cluster->step_time = NULL;
     cluster->device_memory_bytes = INFINITY;
     return HAPT_OK;

@@ -46,31 +46,15 @@ static void drop_slow(const struct trimming *trimming, int c, int s, double *tim
     const struct step_search *search = trimming->search;
     const struct hapt_profile_cluster *cluster = &search->profile->cluster[c];
     const int devices = cluster->submesh[s].n * cluster->submesh[s].m;
-    for (int first = 0; first < search->L; first++)
-        for (int end = first + 1; end <= search->L; end++) {
+    for (int first = 0; first < search->L; first++) {
+        const struct hapt_profile_ends ends = hapt_profile_ends_of(search->profile, cluster, s, first);
+        for (int end = ends.least; end <= ends.most; end++) {
             const size_t cell = hapt_profile_index(search->profile, s, first, end - 1);
             if (!isfinite(time_s[cell])) continue;
             if (time_s[cell] > trimming->most_s || rest_s(trimming, c, devices, first, end) > trimming->most_s)
                 time_s[cell] = NAN;
         }
-}
-
-/* Finds the ends of the stages that are left. */
-static enum hapt_status find_ends(struct step_search *search, struct hapt_profile_cluster *cluster)
-{
-    const int L = search->L;
-    struct hapt_profile_ends *ends;
-    HAPT_NEW(ends, &search->arena, (size_t)cluster->submesh_count * (size_t)L);
-    for (int s = 0; s < cluster->submesh_count; s++)
-        for (int first = 0; first < L; first++) {
-            const double *row = &cluster->stage_time[hapt_profile_index(search->profile, s, first, 0)];
-            struct hapt_profile_ends *own = &ends[(size_t)s * (size_t)L + (size_t)first];
-            *own = (struct hapt_profile_ends){first + 1, L};
-            while (own->least <= L && isnan(row[own->least - 1])) own->least++;
-            while (own->most >= own->least && isnan(row[own->most - 1])) own->most--;
-        }
-    cluster->ends = ends;
-    return HAPT_OK;
+    }
 }
 
 enum hapt_status step_trim(struct step_search *search)
@@ -90,7 +74,8 @@ enum hapt_status step_trim(struct step_search *search)
         memcpy(time_s, cluster->stage_time, cells * sizeof *time_s);
         for (int s = 0; s < cluster->submesh_count; s++) drop_slow(&trimming, c, s, time_s);
         search->useful.cluster[c].stage_time = time_s;
-        HAPT_TRY(find_ends(search, &search->useful.cluster[c]));
+        HAPT_TRY(hapt_profile_find_ends(search->L, cluster->submesh_count, time_s, &search->arena,
+                                        &search->useful.cluster[c].ends));
     }
     for (int k = 0; k < STEP_RELAXATIONS; k++) search->is_relaxed[k] = false;
     return HAPT_OK;
