@@ -257,17 +257,38 @@ static void compare_host_updates(const struct hapt_program *program, const struc
     }
 }
 
+/* Residents alone, without activations: the figures of whole ranges. */
+static void compare_residents(const struct hapt_memory_ranges *whole, const struct hapt_memory_ranges *residents,
+                              int first, int end, struct hapt_memory_work *work)
+{
+    struct hapt_memory_activations activations;
+    struct hapt_memory_bytes all, least, own, own_least;
+    CHECK_OK(hapt_memory_ranges_activations(whole, first, end, NULL, NULL, work, &activations));
+    hapt_memory_ranges_add(whole, first, end, &activations, &all);
+    hapt_memory_ranges_add(residents, first, end, &activations, &own);
+    hapt_memory_ranges_least(whole, first, end, &least);
+    hapt_memory_ranges_least(residents, first, end, &own_least);
+    CHECK(own.parameter_bytes == all.parameter_bytes && own.sharded_bytes == all.sharded_bytes &&
+          own.activation_bytes == all.activation_bytes && own.host_bytes == all.host_bytes &&
+          own.sharded_host_bytes == all.sharded_host_bytes && own.trained_elements == all.trained_elements &&
+          own.weight_bytes == all.weight_bytes && own.fetch_bytes == all.fetch_bytes &&
+          own.weight_units == all.weight_units && own.gradient_bytes == all.gradient_bytes &&
+          own.gradient_fetch_bytes == all.gradient_fetch_bytes && own.gradient_last_bytes == all.gradient_last_bytes);
+    CHECK(own_least.parameter_bytes == least.parameter_bytes && own_least.sharded_bytes == least.sharded_bytes &&
+          own_least.trained_elements == least.trained_elements);
+}
+
 static void compare_ranges(const struct hapt_sharding *sharding, const struct hapt_memory_options *options, bool check,
                            const char *what)
 {
     struct hapt_arena arena;
     struct hapt_memory_ranges *ranges = NULL, *host_ranges = NULL, *weight_ranges = NULL, *update_ranges = NULL,
-                              *gradient_ranges = NULL;
+                              *gradient_ranges = NULL, *residents = NULL;
     struct hapt_memory_work *work = NULL, *host_work = NULL, *weight_work = NULL, *update_work = NULL,
                             *gradient_work = NULL;
     struct hapt_memory_ranges *shared_ranges[2] = {NULL};
     struct hapt_memory_work *shared_work[2] = {NULL};
-    struct hapt_memory_options host = *options, weights = *options, update = *options, gradients, shared;
+    struct hapt_memory_options host = *options, weights = *options, update = *options, gradients, shared, alone;
     const int places = sharding->source->forward_count;
     uint64_t seed = (uint64_t)places * 31 + (uint64_t)options->state_count;
     host.host_state = weights.host_state = update.host_state = update.host_update = true;
@@ -289,6 +310,9 @@ static void compare_ranges(const struct hapt_sharding *sharding, const struct ha
     }
     CHECK_OK(hapt_memory_ranges_create(sharding, &gradients, &arena, &gradient_ranges));
     if (gradient_ranges) CHECK_OK(hapt_memory_work_create(gradient_ranges, &arena, &gradient_work));
+    alone = gradients;
+    alone.residents_only = true;
+    CHECK_OK(hapt_memory_ranges_create(sharding, &alone, &arena, &residents));
     CHECK_OK(hapt_memory_ranges_create(sharding, &weights, &arena, &weight_ranges));
     if (weight_ranges) CHECK_OK(hapt_memory_work_create(weight_ranges, &arena, &weight_work));
     CHECK_OK(hapt_memory_ranges_create(sharding, options, &arena, &ranges));
@@ -331,6 +355,7 @@ static void compare_ranges(const struct hapt_sharding *sharding, const struct ha
                       sharded->masters_like_state == memory_masters_like_state(sharded, program));
                 sliced += sharded->masters_like_state && sharded->parameter_bytes < plan->parameter_bytes;
                 check_least(ranges, program, &figures);
+                if (residents) compare_residents(gradient_ranges, residents, first, end, gradient_work);
                 CHECK_MESSAGE(figures.sharded_bytes == sharded->parameter_bytes,
                               "%s, operators [%d, %d): state sharded %zu, planned %zu", what, first, end,
                               figures.sharded_bytes, sharded->parameter_bytes);

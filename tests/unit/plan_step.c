@@ -351,11 +351,45 @@ static void short_plans_keep_their_stages(void)
     CHECK(kept > 10 * instances && left < 0.9 * (double)all);
 }
 
+/* No candidate has another end, and both ends of every range belong to candidates. */
+static void ends_of_candidates(void)
+{
+    uint64_t seed = 77;
+    int rows = 0, none = 0;
+    for (int i = 0; i < 50; i++) {
+        struct hapt_arena arena;
+        hapt_arena_init(&arena);
+        const struct hapt_profile *profile = draw_profile(&seed, &arena);
+        const int L = profile->layer_count;
+        for (int c = 0; c < profile->cluster_count; c++) {
+            struct hapt_profile_cluster cluster = profile->cluster[c];
+            CHECK_OK(hapt_profile_find_ends(L, cluster.submesh_count, cluster.stage_time, &arena, &cluster.ends));
+            for (int row = 0; row < cluster.submesh_count * L; row++) {
+                const struct hapt_profile_ends ends = hapt_profile_ends_of(profile, &cluster, row / L, row % L);
+                const double *time_s = &cluster.stage_time[(size_t)row * (size_t)L];
+                int candidates = 0, inside = 0;
+                for (int end = row % L + 1; end <= L; end++) {
+                    candidates += isfinite(time_s[end - 1]);
+                    inside += isfinite(time_s[end - 1]) && end >= ends.least && end <= ends.most;
+                }
+                CHECK(inside == candidates);
+                CHECK(candidates > 0 ? isfinite(time_s[ends.least - 1]) && isfinite(time_s[ends.most - 1])
+                                     : ends.least > ends.most);
+                rows++;
+                none += candidates == 0;
+            }
+        }
+        hapt_arena_release(&arena);
+    }
+    CHECK(none > 0 && none < rows);
+}
+
 int main(int argc, char **argv)
 {
     test_init_mpi(&argc, &argv);
     RUN(optimum_of_small_instances);
     RUN(optimum_over_rows);
     RUN(short_plans_keep_their_stages);
+    RUN(ends_of_candidates);
     return test_finish();
 }
