@@ -33,6 +33,8 @@ static inline size_t hapt_align(size_t bytes)
 /* NULL with a recorded HAPT_ERR_MEMORY when memory is exhausted or count * size overflows. A large request that the
  * host cannot back is refused, so that the kernel's OOM killer does not end the process. A zero size is allowed. */
 void *hapt_arena_alloc(struct hapt_arena *arena, size_t count, size_t size);
+/* The same, not zeroed: for large tables that the caller fills. */
+void *hapt_arena_alloc_unset(struct hapt_arena *arena, size_t count, size_t size);
 char *hapt_arena_strdup(struct hapt_arena *arena, const char *text);
 char *hapt_arena_printf(struct hapt_arena *arena, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

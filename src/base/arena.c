@@ -69,6 +69,13 @@ static void *fail(size_t bytes)
 
 void *hapt_arena_alloc(struct hapt_arena *arena, size_t count, size_t size)
 {
+    void *memory = hapt_arena_alloc_unset(arena, count, size);
+    if (memory) memset(memory, 0, count * size);
+    return memory;
+}
+
+void *hapt_arena_alloc_unset(struct hapt_arena *arena, size_t count, size_t size)
+{
     if (size && count > (SIZE_MAX / 2) / size) return fail(SIZE_MAX);
     const size_t bytes = (count * size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     struct hapt_arena_block *block = arena->head;
@@ -90,7 +97,6 @@ void *hapt_arena_alloc(struct hapt_arena *arena, size_t count, size_t size)
     void *memory = (char *)(block + 1) + block->used;
     block->used += bytes;
     arena->used_bytes += bytes;
-    memset(memory, 0, bytes);
     return memory;
 }
 

@@ -361,8 +361,23 @@ static enum hapt_status count_makers(const struct hapt_env *env, int *makers)
     return status;
 }
 
-/* The case that is made at `place`: by descending rows, since more rows take longer and the ranks of a node wait for
- * each other. */
+/* Cases that a maker predicts before they are shared. */
+enum { TURNS = 2 };
+
+struct maker {
+    struct hapt_env *env;
+    struct hapt_config *config;
+    const struct hapt_cluster *cluster;
+    const struct hapt_efficiency *efficiency;
+    bool quietly;
+    int makers;            /* on this node */
+    struct hapt_arena own; /* this rank's own copies, if it shares the profiles */
+    struct hapt_arena *arena;
+    enum hapt_status status[TURNS];
+    struct hapt_profile *made[TURNS], *other[TURNS];
+};
+
+/* The case of a place: by descending rows, since more rows take longer. -1: none. */
 static int case_at(const struct hapt_profile_case *its, int count, int place)
 {
     for (int k = 0; k < count; k++) {
@@ -376,46 +391,77 @@ static int case_at(const struct hapt_profile_case *its, int count, int place)
     return -1;
 }
 
+/* The case that a maker predicts in its turn of a round. The direction alternates, so that makers need about as long.
+ */
+static int case_of(const struct maker *maker, const struct hapt_profile_case *its, int count, int first, int turn,
+                   int rank)
+{
+    if (rank >= maker->makers) return -1;
+    return case_at(its, count, first + turn * maker->makers + (turn % 2 ? maker->makers - 1 - rank : rank));
+}
+
+static enum hapt_status predict_case(struct maker *maker, const struct hapt_profile_case *its, int turn)
+{
+    const struct hapt_prediction of = {.config = maker->config,
+                                       .cluster = maker->cluster,
+                                       .model = its->model,
+                                       .layers = its->layers,
+                                       .efficiency = maker->efficiency,
+                                       .kept = its->kept,
+                                       .node_rank = maker->env->node_rank,
+                                       .quietly = maker->quietly};
+    struct hapt_arena *arena = maker->env->node_size > 1 ? &maker->own : maker->arena;
+    HAPT_TRY(hapt_phase_decide_microbatches(maker->config, its->microbatches));
+    return hapt_phase_predict(&of, arena, &maker->made[turn], &maker->other[turn]);
+}
+
+/* Predicts this rank's cases of a round. Behind a failure none is predicted, unless they are asked quietly. */
+static void predict_round(struct maker *maker, const struct hapt_profile_case *its, int count, int first)
+{
+    enum hapt_status before = HAPT_OK;
+    for (int turn = 0; turn < TURNS; turn++) {
+        const int mine = case_of(maker, its, count, first, turn, maker->env->node_rank);
+        maker->made[turn] = maker->other[turn] = NULL;
+        maker->status[turn] = before;
+        if (before == HAPT_ERR_INFEASIBLE && maker->quietly) {
+            hapt_fail_reset();
+            maker->status[turn] = HAPT_OK;
+        }
+        if (mine >= 0 && maker->status[turn] == HAPT_OK) maker->status[turn] = predict_case(maker, &its[mine], turn);
+        before = maker->status[turn];
+    }
+}
+
+static enum hapt_status share_round(struct maker *maker, struct hapt_profile_case *its, int count, int first)
+{
+    for (int turn = 0; turn < TURNS; turn++)
+        for (int rank = 0; rank < maker->makers; rank++) {
+            const int shared = case_of(maker, its, count, first, turn, rank);
+            if (shared < 0) continue;
+            HAPT_TRY(share_from(maker->env, rank, maker->status[turn], maker->quietly, maker->made[turn],
+                                maker->other[turn], maker->arena, &its[shared]));
+        }
+    return HAPT_OK;
+}
+
 enum hapt_status hapt_phase_predict_cases(struct hapt_env *env, struct hapt_config *config,
                                           const struct hapt_cluster *cluster, const struct hapt_efficiency *efficiency,
                                           struct hapt_profile_case *its, int count, bool quietly,
                                           struct hapt_arena *arena)
 {
     struct hapt_progress progress;
-    struct hapt_arena own; /* this rank's own copy, if it shares the profile */
-    enum hapt_status status;
-    int makers;
-    HAPT_TRY(hapt_env_agree(env->world, count_makers(env, &makers)));
+    struct maker maker = {
+        .env = env, .config = config, .cluster = cluster, .efficiency = efficiency, .quietly = quietly, .arena = arena};
+    HAPT_TRY(hapt_env_agree(env->world, count_makers(env, &maker.makers)));
+    enum hapt_status status = HAPT_OK;
     hapt_progress_init(&progress, env, "predicting", 0);
-    hapt_arena_init(&own);
-    for (int first = 0; first < count; first += makers) {
-        const int mine = case_at(its, count, first + env->node_rank);
-        struct hapt_profile *made = NULL, *other = NULL;
-        status = HAPT_OK;
-        if (env->node_rank < makers && mine >= 0) {
-            const struct hapt_prediction of = {.config = config,
-                                               .cluster = cluster,
-                                               .model = its[mine].model,
-                                               .layers = its[mine].layers,
-                                               .efficiency = efficiency,
-                                               .kept = its[mine].kept,
-                                               .node_rank = env->node_rank,
-                                               .quietly = quietly};
-            status = hapt_phase_decide_microbatches(config, its[mine].microbatches);
-            if (status == HAPT_OK) status = hapt_phase_predict(&of, env->node_size > 1 ? &own : arena, &made, &other);
-        }
-        for (int maker = 0; maker < makers && first + maker < count; maker++) {
-            const enum hapt_status shared =
-                share_from(env, maker, status, quietly, made, other, arena, &its[case_at(its, count, first + maker)]);
-            if (shared != HAPT_OK) {
-                hapt_progress_release(&progress);
-                hapt_arena_release(&own);
-                return shared;
-            }
-        }
-        hapt_arena_release(&own);
-        if (quietly) hapt_fail_reset();
+    hapt_arena_init(&maker.own);
+    for (int first = 0; first < count && status == HAPT_OK; first += TURNS * maker.makers) {
+        predict_round(&maker, its, count, first);
+        status = share_round(&maker, its, count, first);
+        hapt_arena_release(&maker.own);
+        if (quietly && status == HAPT_OK) hapt_fail_reset();
     }
     hapt_progress_release(&progress);
-    return HAPT_OK;
+    return status;
 }

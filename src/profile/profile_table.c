@@ -36,6 +36,16 @@ int hapt_profile_submeshes(int nodes, int devices_per_node, struct hapt_submesh 
     return count;
 }
 
+/* A table without candidates. */
+static enum hapt_status create_times(size_t cells, struct hapt_arena *arena, double **time_s)
+{
+    double *made = hapt_arena_alloc_unset(arena, cells, sizeof *made);
+    if (!made) return HAPT_ERR_MEMORY;
+    for (size_t cell = 0; cell < cells; cell++) made[cell] = NAN;
+    *time_s = made;
+    return HAPT_OK;
+}
+
 enum hapt_status hapt_profile_add_cluster(struct hapt_profile *profile, int index, const char *name, int nodes,
                                           int devices_per_node, double memory_bytes, double peak_flops,
                                           const struct hapt_submesh *submesh, int count, struct hapt_arena *arena)
@@ -51,12 +61,11 @@ enum hapt_status hapt_profile_add_cluster(struct hapt_profile *profile, int inde
     HAPT_NEW(cluster->submesh, arena, count);
     memcpy(cluster->submesh, submesh, (size_t)count * sizeof *submesh);
     const size_t cells = hapt_profile_index(profile, count, 0, 0);
-    HAPT_NEW(cluster->stage_time, arena, cells);
-    HAPT_NEW(cluster->stage_forward_time, arena, cells);
+    HAPT_TRY(create_times(cells, arena, &cluster->stage_time));
+    HAPT_TRY(create_times(cells, arena, &cluster->stage_forward_time));
     HAPT_NEW(cluster->parameter_bytes, arena, cells);
     HAPT_NEW(cluster->activation_bytes, arena, cells);
     HAPT_NEW(cluster->step_time, arena, cells);
-    for (size_t cell = 0; cell < cells; cell++) cluster->stage_time[cell] = cluster->stage_forward_time[cell] = NAN;
     return HAPT_OK;
 }
 
@@ -64,10 +73,9 @@ enum hapt_status hapt_profile_add_split(struct hapt_profile *profile, int index,
 {
     struct hapt_profile_cluster *cluster = &profile->cluster[index];
     const size_t cells = hapt_profile_index(profile, cluster->submesh_count, 0, 0);
-    HAPT_NEW(cluster->weight_time, arena, cells);
+    HAPT_TRY(create_times(cells, arena, &cluster->weight_time));
     HAPT_NEW(cluster->split_parameter_bytes, arena, cells);
     HAPT_NEW(cluster->weight_slot_bytes, arena, cells);
-    for (size_t cell = 0; cell < cells; cell++) cluster->weight_time[cell] = NAN;
     return HAPT_OK;
 }
 

@@ -21,12 +21,15 @@ static void *next_piece(struct layout *layout, const void *from, size_t bytes)
     return piece;
 }
 
-/* The same for a table that moves: its pages are freed as soon as they are copied, so large tables never exist
- * twice. */
+/* Smaller tables keep their pages, which serve the next profile. */
+enum { LARGE_BYTES = 32 << 20 };
+
+/* The same for a table that moves: if it is large, its pages are freed as soon as they are copied, so that it never
+ * exists twice. */
 static void *copy_and_free(struct layout *layout, double *from, size_t bytes)
 {
     void *piece = next_piece(layout, from, bytes);
-    if (!piece || !from) return piece;
+    if (!piece || !from || bytes < LARGE_BYTES) return piece;
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), first = ((uintptr_t)from + page - 1) / page * page,
                     end = ((uintptr_t)from + bytes) / page * page;
     if (first < end) madvise((void *)first, end - first, MADV_DONTNEED); /* if it fails, the pages stay longer */

@@ -36,17 +36,25 @@
 #define NEAR 0.9
 
 /* Which work counts: all that stages do in unsplit passes; all but what waits; all, behind forward passes. */
-enum kind { UNSPLIT, TRANSFERS, WORK };
+enum kind { UNSPLIT, TRANSFERS, WORK, KINDS };
+
+/* The useful stages of a subcluster: times, and their ends. Times of other ends are 0, not NaN. */
+struct useful {
+    double *stage_time; /* NULL: not found yet */
+    struct hapt_profile_ends *ends;
+};
 
 struct bounding {
     struct step_search *search;
     bool split;           /* bounds plans that are split, too */
     double forward_share; /* p */
     enum kind kind;
-    double scale;                /* of the step: 1, or WORK: 1 / p */
-    int B;                       /* microbatches, times the scale */
-    struct hapt_profile profile; /* step times left out; no stage that holds too few microbatches */
-    double *rest_s;              /* [L + 1], step_least_rest */
+    double scale;                 /* of the step: 1, or WORK: 1 / p */
+    int B;                        /* microbatches, times the scale */
+    struct hapt_profile profile;  /* step times left out; no stage that holds too few microbatches */
+    double *rest_s;               /* [L + 1], step_least_rest */
+    struct useful *useful[KINDS]; /* [C] */
+    struct hapt_arena kept;       /* of them */
     struct hapt_search_options options;
     struct search_table table;
     struct hapt_arena scratch;
@@ -91,29 +99,36 @@ static double useful_s(const struct bounding *bounding, int c, size_t cell)
     return !fits ? NAN : bounding->kind == TRANSFERS ? least_s : time_s;
 }
 
-/* Copies the times of useful stages, none unless `used`. Times of other ends stay undefined. */
-static enum hapt_status copy_times(struct bounding *bounding, int c, bool used)
+static enum hapt_status find_useful(struct bounding *bounding, int c, struct useful *useful)
 {
-    struct hapt_profile_cluster *cluster = &bounding->profile.cluster[c];
     const struct hapt_profile_cluster *from = &bounding->search->lowest->cluster[c];
-    const int L = bounding->search->L;
-    struct hapt_profile_ends *ends;
-    HAPT_NEW(cluster->stage_time, &bounding->scratch,
-             hapt_profile_index(bounding->search->profile, from->submesh_count, 0, 0));
-    HAPT_NEW(ends, &bounding->scratch, (size_t)from->submesh_count * (size_t)L);
-    for (int row = 0; row < from->submesh_count * L; row++) {
+    const int L = bounding->search->L, rows = from->submesh_count * L;
+    HAPT_NEW(useful->ends, &bounding->kept, rows);
+    HAPT_NEW(useful->stage_time, &bounding->kept, (size_t)rows * (size_t)L);
+    for (int row = 0; row < rows; row++) {
         const struct hapt_profile_ends all = hapt_profile_ends_of(bounding->search->profile, from, row / L, row % L);
         struct hapt_profile_ends own = {L + 1, 0};
-        for (int end = all.least; end <= all.most && used; end++) {
+        for (int end = all.least; end <= all.most; end++) {
             const size_t cell = (size_t)row * (size_t)L + (size_t)end - 1;
-            cluster->stage_time[cell] = useful_s(bounding, c, cell);
-            if (isnan(cluster->stage_time[cell])) continue;
+            useful->stage_time[cell] = useful_s(bounding, c, cell);
+            if (isnan(useful->stage_time[cell])) continue;
             if (own.least > end) own.least = end;
             own.most = end;
         }
-        ends[row] = own;
+        useful->ends[row] = own;
     }
-    cluster->ends = ends;
+    return HAPT_OK;
+}
+
+/* Leaves the useful stages, none unless `used`. */
+static enum hapt_status restrict_cluster(struct bounding *bounding, int c, bool used)
+{
+    struct hapt_profile_cluster *cluster = &bounding->profile.cluster[c];
+    struct useful *useful = &bounding->useful[bounding->kind][c];
+    if (used && !useful->stage_time) HAPT_TRY(find_useful(bounding, c, useful));
+    if (!used) cluster->submesh_count = 0;
+    cluster->stage_time = useful->stage_time;
+    cluster->ends = useful->ends;
     cluster->step_time = NULL;
     cluster->device_memory_bytes = INFINITY;
     return HAPT_OK;
@@ -136,7 +151,7 @@ static enum hapt_status restrict_profile(struct bounding *bounding, unsigned sub
         to->mixed[to->mixed_count] = from->mixed[k];
         to->mixed[to->mixed_count++].step_time = NULL;
     }
-    for (int c = 0; c < from->cluster_count; c++) HAPT_TRY(copy_times(bounding, c, subclusters >> c & 1u));
+    for (int c = 0; c < from->cluster_count; c++) HAPT_TRY(restrict_cluster(bounding, c, subclusters >> c & 1u));
     return HAPT_OK;
 }
 
@@ -257,12 +272,19 @@ static enum hapt_status bound_all(struct bounding *bounding, double *bound_s)
     bounding->options.schedule = HAPT_SCHEDULE_1F1B;
     bounding->options.use_all_devices = false;
     hapt_arena_init(&bounding->scratch);
-    enum hapt_status status = lower_to(bounding, every, search->C > 1, bound_s);
+    hapt_arena_init(&bounding->kept);
+    enum hapt_status status = HAPT_OK;
+    for (int kind = 0; kind < KINDS && status == HAPT_OK; kind++) {
+        bounding->useful[kind] = hapt_arena_alloc(&bounding->kept, (size_t)search->C, sizeof **bounding->useful);
+        if (!bounding->useful[kind]) status = HAPT_ERR_MEMORY;
+    }
+    if (status == HAPT_OK) status = lower_to(bounding, every, search->C > 1, bound_s);
     for (int c = 0; c < search->C && search->C > 1 && status == HAPT_OK; c++)
         status = lower_to(bounding, 1u << c, false, bound_s);
     /* A plan with a mixed stage may cross no link between subclusters by a boundary. */
     if (status == HAPT_OK && search->profile->mixed_count > 0) status = lower_to(bounding, every, false, bound_s);
     hapt_arena_release(&bounding->scratch);
+    hapt_arena_release(&bounding->kept);
     *bound_s *= 1 - 1e-9;
     return status;
 }

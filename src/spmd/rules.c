@@ -114,22 +114,26 @@ enum hapt_status hapt_rule_of_signature(const struct hapt_graph *graph, const st
 {
     struct reading reading = {.graph = graph, .op = op, .signature = hapt_op_signature_of(graph, op), .cut = cut};
     struct hapt_rule made = {.cut = cut};
-    bool found = cut.letter == HAPT_CUT_REPLICATED;
+    bool found = false;
+    if (cut.letter == HAPT_CUT_REPLICATED) {
+        *rule = made;
+        return HAPT_OK;
+    }
     if (cut.letter == HAPT_CUT_PARTIAL) {
         HAPT_TRY(pass_partial(op, &made));
         *rule = made;
         return HAPT_OK;
     }
-    for (int i = 0; cut.letter && i < op->input_count; i++) {
+    for (int i = 0; i < op->input_count; i++) {
         const int dim = position(&reading.signature->input[i], cut.letter);
         if (op->input[i] < 0 || dim < 0) continue;
         HAPT_TRY(shard_operand(&reading, &reading.signature->input[i], op->input[i], dim, &made.input[i]));
         found = true;
     }
-    for (int o = 0; cut.letter && o < op->output_count; o++)
+    for (int o = 0; o < op->output_count; o++)
         found = found || position(&reading.signature->output[o], cut.letter) >= 0;
     if (!found) return refuse(op, "has no such index");
-    if (cut.letter) HAPT_TRY(apply_outputs(&reading, &made));
+    HAPT_TRY(apply_outputs(&reading, &made));
     if (is_moved(op, axis_index, &made.input[0])) return refuse(op, "moves that dimension over another axis");
     *rule = made;
     return HAPT_OK;
@@ -153,6 +157,7 @@ enum hapt_status hapt_rule_of_cut(const struct hapt_sharding *sharding, int axis
 {
     const struct hapt_op *what = &sharding->graph->op[op];
     struct hapt_rule made;
+    if (cut.letter == HAPT_CUT_REPLICATED) return hapt_rule_of_signature(sharding->graph, what, axis_index, cut, rule);
     HAPT_TRY(hapt_rule_of_signature(sharding->graph, what, axis_index, cut, &made));
     for (int i = 0; cut.letter == HAPT_CUT_PARTIAL && i < what->input_count; i++) {
         const enum hapt_tensor_kind kind =
