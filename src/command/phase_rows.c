@@ -6,6 +6,7 @@
 
 #include "fix.h"
 #include "hapt/candidates.h"
+#include "hapt/turns.h"
 #include "phases.h"
 
 enum { MOST_ROWS = 24, MOST_CASES = 2 * MOST_ROWS, MOST_MICROBATCHES = 1000000 };
@@ -326,38 +327,48 @@ static bool is_excluded(const struct rows *rows, int k, double step_s)
 /* Bounds are found again beside a step that is shorter by this factor, since they are sharper then. */
 #define FLOORS_AGAIN 0.98
 
-/* The rank that finds the floor of rows k: in turns whose direction alternates, by descending rows, since more rows
- * take longer. */
-static int rank_of(const struct rows *rows, int k)
-{
-    const int size = rows->env->world_size;
-    int more = 0;
-    for (int other = 0; other < rows->listed_count; other++) more += rows->listed[other].rows > rows->listed[k].rows;
-    return more / size % 2 ? size - 1 - more % size : more % size;
-}
-
-/* Finds rows->floor_s, at most the step that is known. The ranks share out the rows. */
-static enum hapt_status find_floors(struct rows *rows)
+/* Finds the floors of this rank's share of the rows: more rows take longer, so they come first. */
+static enum hapt_status find_own_floors(struct rows *rows, double most_s, struct hapt_turns *turns)
 {
     const char *path = hapt_config_text(rows->config, "efficiency");
-    const double most_s = rows->known_s;
     struct hapt_efficiency *efficiency = NULL;
     struct hapt_strategy_options options;
-    if (most_s > FLOORS_AGAIN * rows->floors_of_s) return HAPT_OK;
-    rows->floors_of_s = most_s;
-    enum hapt_status status = hapt_phase_strategy(rows->config, NULL, NULL, rows->arena, &options);
-    if (status == HAPT_OK && path) status = hapt_efficiency_load(path, rows->arena, &efficiency);
+    int order[MOST_ROWS], count = 0;
+    HAPT_TRY(hapt_phase_strategy(rows->config, NULL, NULL, rows->arena, &options));
+    if (path) HAPT_TRY(hapt_efficiency_load(path, rows->arena, &efficiency));
     for (int k = 0; k < rows->listed_count; k++) {
-        struct hapt_arena scratch;
+        int at = count;
         if (is_excluded(rows, k, most_s)) continue;
+        for (; at > 0 && rows->listed[order[at - 1]].rows < rows->listed[k].rows; at--) order[at] = order[at - 1];
+        order[at] = k;
+        count++;
+    }
+    enum hapt_status status = HAPT_OK;
+    for (int i = 0; i < count; i++) {
+        struct hapt_arena scratch;
+        const int k = order[i];
         rows->floor_s[k] = INFINITY;
-        if (rank_of(rows, k) != rows->env->world_rank || status != HAPT_OK) continue;
+        if (!hapt_turns_mine(turns, i) || status != HAPT_OK) continue;
         hapt_arena_init(&scratch);
         status = floor_of(rows, &rows->listed[k], rows->kept[k], efficiency, &options.search, most_s, &scratch,
                           &rows->floor_s[k]);
         hapt_arena_release(&scratch);
     }
-    HAPT_TRY(hapt_env_agree(rows->env->world, status));
+    return status;
+}
+
+/* Finds rows->floor_s, at most the step that is known. The ranks share out the rows. */
+static enum hapt_status find_floors(struct rows *rows)
+{
+    struct hapt_turns turns;
+    const double most_s = rows->known_s;
+    if (most_s > FLOORS_AGAIN * rows->floors_of_s) return HAPT_OK;
+    rows->floors_of_s = most_s;
+    HAPT_TRY(hapt_env_agree(rows->env->world, hapt_turns_create(rows->env->world, &turns)));
+    hapt_turns_begin(&turns);
+    const enum hapt_status status = hapt_env_agree(rows->env->world, find_own_floors(rows, most_s, &turns));
+    hapt_turns_release(&turns);
+    HAPT_TRY(status);
     return hapt_env_mpi(
         MPI_Allreduce(MPI_IN_PLACE, rows->floor_s, rows->listed_count, MPI_DOUBLE, MPI_MIN, rows->env->world),
         "MPI_Allreduce");

@@ -113,7 +113,9 @@ static enum hapt_status list_entries(const struct recut *recut, int slot, struct
     for (int s = 0; s < cluster->submesh_count; s++) programs += serves(recut, slot, s);
     list->kind = recut->slot[slot];
     HAPT_NEW(list->first, scratch, recut->L + 1);
-    HAPT_NEW(list->entry, scratch, (size_t)programs * (size_t)recut->L * (size_t)(recut->L + 1) / 2);
+    list->entry = hapt_arena_alloc_unset(scratch, (size_t)programs * (size_t)recut->L * (size_t)(recut->L + 1) / 2,
+                                         sizeof *list->entry);
+    if (!list->entry) return HAPT_ERR_MEMORY;
     for (int layer = 0; layer < recut->L; layer++) {
         const struct hapt_profile_ends all = ends_of(recut, slot, layer);
         list->first[layer] = count;
@@ -336,7 +338,9 @@ static enum hapt_status prepare(struct recut *recut, struct hapt_arena *scratch)
 {
     const int most = 1 + 3 * (recut->count - 1);
     recut->launches = recut->options->schedule == HAPT_SCHEDULE_GPIPE ? 1 : most < recut->B ? most : recut->B;
-    HAPT_NEW(recut->suffix, scratch, (size_t)recut->count * (size_t)recut->L * (size_t)recut->launches);
+    const size_t suffixes = (size_t)recut->count * (size_t)recut->L * (size_t)recut->launches;
+    recut->suffix = hapt_arena_alloc_unset(scratch, suffixes, sizeof *recut->suffix); /* `fill` reads what it has set */
+    if (!recut->suffix) return HAPT_ERR_MEMORY;
     HAPT_NEW(recut->low, scratch, recut->count);
     HAPT_NEW(recut->high, scratch, recut->count);
     HAPT_NEW(recut->delta, scratch, recut->L + 1);

@@ -25,6 +25,7 @@
 
 #include "beam.h"
 #include "hapt/search.h"
+#include "hapt/turns.h"
 
 /* A stage: `device_set` is a subcluster, or the number of subclusters + a mixed group. `submesh`: index in the
  * profile; 0 for mixed stages. The layers end at `end`. */
@@ -48,6 +49,7 @@ enum { STEP_MOST_SEEDS = 24, STEP_RELAXATIONS = 3 };
 struct step_search {
     MPI_Comm comm;
     int rank, size;
+    struct hapt_turns *turns; /* of the ranks of `comm`; NULL: the search shares no work */
     const struct hapt_profile *profile;
     /* For bounds: boundary_bytes are the least that crosses in any plan. lowest: from stage to stage; link_load: over
      * the link between the last stage of a subcluster and those of the next one. */

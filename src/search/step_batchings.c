@@ -27,6 +27,7 @@ struct batchings {
     const struct hapt_search_options *options;
     int count;
     struct step_search *search; /* [count] */
+    struct hapt_turns turns;
     bool *feasible;
     int *owner; /* [count] the rank that starts it */
     int *order; /* [count] by ascending step of the best seed; the infeasible ones last */
@@ -58,17 +59,8 @@ static enum hapt_status start_one(struct batchings *all, int k)
     return all->count > 1 ? may_lack(status) : status;
 }
 
-static double load_of(const struct batchings *all, int dealt, int rank)
-{
-    double load = 0;
-    for (int i = 0; i < dealt; i++)
-        if (all->owner[all->order[i]] == rank) load += 1.0 / all->batching[all->order[i]].microbatches;
-    return load;
-}
-
-/* Deals the batchings to the ranks, the fewest microbatches first: more rows take longer, about in proportion. Uses
- * all->order. */
-static void deal(struct batchings *all, int size)
+/* Sorts all->order by ascending microbatches: more rows take longer, so they are started first. */
+static void sort_by_rows(struct batchings *all)
 {
     for (int k = 0; k < all->count; k++) {
         int at = k;
@@ -78,19 +70,16 @@ static void deal(struct batchings *all, int size)
         }
         all->order[at] = k;
     }
-    for (int i = 0; i < all->count; i++) {
-        int least = 0;
-        for (int rank = 1; rank < size; rank++)
-            if (load_of(all, i, rank) < load_of(all, i, least)) least = rank;
-        all->owner[all->order[i]] = least;
-    }
 }
 
 /* This rank's share of the batchings. */
-static enum hapt_status start_own(struct batchings *all, int rank)
+static enum hapt_status start_own(struct batchings *all)
 {
-    for (int k = 0; k < all->count; k++) {
-        if (all->owner[k] != rank) continue;
+    for (int i = 0; i < all->count; i++) {
+        const int k = all->order[i];
+        all->owner[k] = -1;
+        if (!hapt_turns_mine(&all->turns, i)) continue;
+        all->owner[k] = all->turns.rank;
         if (hapt_stop_due()) return HAPT_STOPPED;
         const struct step_ranks ranks = step_leave(&all->search[k]);
         const enum hapt_status status = start_one(all, k);
@@ -102,6 +91,7 @@ static enum hapt_status start_own(struct batchings *all, int rank)
 
 static enum hapt_status share_all(struct batchings *all)
 {
+    HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, all->owner, all->count, MPI_INT, MPI_MAX, all->comm));
     for (int k = 0; k < all->count; k++) {
         int feasible = all->feasible[k];
         HAPT_MPI(MPI_Bcast(&feasible, 1, MPI_INT, all->owner[k], all->comm));
@@ -114,12 +104,11 @@ static enum hapt_status share_all(struct batchings *all)
 /* Starts the searches. If there are several for each rank, each rank starts its own; else they share each one. */
 static enum hapt_status start_each(struct batchings *all)
 {
-    int rank, size;
-    HAPT_MPI(MPI_Comm_rank(all->comm, &rank));
-    HAPT_MPI(MPI_Comm_size(all->comm, &size));
+    const int size = all->turns.size;
     if (size > 1 && all->count >= 2 * size) {
-        deal(all, size);
-        HAPT_TRY(hapt_env_agree(all->comm, start_own(all, rank)));
+        sort_by_rows(all);
+        hapt_turns_begin(&all->turns);
+        HAPT_TRY(hapt_env_agree(all->comm, start_own(all)));
         return share_all(all);
     }
     for (int k = 0; k < all->count; k++) HAPT_TRY(start_one(all, k));
@@ -413,6 +402,7 @@ static enum hapt_status create(struct batchings *all, struct hapt_arena *scratch
         HAPT_TRY(search_check_options(&own));
         if (own.split == HAPT_SPLIT_YES) HAPT_TRY(hapt_plan_split_view(profile, scratch, &profile));
         HAPT_TRY(step_begin(&all->search[k], all->comm, profile, &own));
+        all->search[k].turns = &all->turns;
         HAPT_TRY(step_prepare(&all->search[k]));
     }
     return HAPT_OK;
@@ -425,9 +415,11 @@ enum hapt_status search_batchings(MPI_Comm comm, const struct hapt_search_batchi
     struct batchings all = {.comm = comm, .batching = batching, .options = options, .count = count, .best = -1};
     struct hapt_arena scratch;
     hapt_arena_init(&scratch);
-    enum hapt_status status = hapt_env_agree(comm, create(&all, &scratch));
+    enum hapt_status status = hapt_env_agree(comm, hapt_turns_create(comm, &all.turns));
+    if (status == HAPT_OK) status = hapt_env_agree(comm, create(&all, &scratch));
     if (status == HAPT_OK) status = run(&all, result, plan, each);
     for (int k = 0; all.search && k < count; k++) step_release(&all.search[k]);
+    hapt_turns_release(&all.turns);
     hapt_arena_release(&scratch);
     if (status == HAPT_OK) *chosen = all.best;
     return status;

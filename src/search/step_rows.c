@@ -39,7 +39,7 @@ struct rows {
     int base_count, bases_done;
     struct step_candidate bases[MOST_BASES];
     bool is_done[MOST_BASES]; /* the rows around it were tried */
-    int64_t tried;            /* rows on all ranks */
+    int64_t tried, first;     /* rows on all ranks, and those around earlier bases */
     uint64_t *hash;           /* [tried] of the rows */
     int64_t room;
     struct hapt_search_options options;
@@ -109,7 +109,7 @@ static enum hapt_status try_row(void *context)
     if (!is_new) return HAPT_OK;
     rows->work += work;
     const int64_t number = rows->tried - 1;
-    if (number % search->size != search->rank) return HAPT_OK;
+    if (search->size > 1 && !hapt_turns_mine(search->turns, number - rows->first)) return HAPT_OK;
     rows->view = &search->useful;
     HAPT_TRY(cut(rows));
     keep(rows, number);
@@ -202,6 +202,8 @@ static enum hapt_status find_rows(struct rows *rows, const struct step_candidate
     rows->options.schedule = base->schedule;
     rows->options.hide_threshold = base->hide_threshold;
     step_kept_clear(&rows->kept);
+    rows->first = rows->tried;
+    if (rows->search->size > 1) hapt_turns_begin(rows->search->turns);
     HAPT_TRY(formula_s(rows, &rows->most_s));
     rows->most_s *= rows->reach->row_worth;
     return try_all(rows);

@@ -97,6 +97,7 @@ static void begin_round(struct views *views)
     step_candidate_copy(&views->base, &search->best);
     views->figures = search->figures;
     views->ranks = step_leave(search);
+    if (views->ranks.size > 1) hapt_turns_begin(search->turns);
 }
 
 /* Collects what the ranks have found. */
@@ -123,8 +124,8 @@ static enum hapt_status next_view(struct views *views)
         HAPT_TRY(end_round(views));
         begin_round(views);
     }
-    views->mine = views->number % views->ranks.size == views->ranks.rank && views->status == HAPT_OK &&
-                  views->base.step_s > STEP_CLOSE * views->search->bound_s;
+    const bool mine = views->ranks.size == 1 || hapt_turns_mine(views->search->turns, views->number % ROUND);
+    views->mine = mine && views->status == HAPT_OK && views->base.step_s > STEP_CLOSE * views->search->bound_s;
     views->number++;
     views->chained = 0;
     return HAPT_OK;

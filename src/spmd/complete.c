@@ -1,11 +1,10 @@
-/* Input: a cut for every operator. Output: a program with the communications that the cuts need. */
+/* Input: a cut or a rule for every operator. Output: a program with the communications that they need. */
 #include "expansion.h"
 
 struct completing {
-    struct expansion state;
-    const struct hapt_cut *cut;
-    struct hapt_rule *rule; /* [op_count] */
-    struct hapt_axis_program *program;
+    struct expansion *state;
+    const struct hapt_rule *rule;      /* [op_count] */
+    struct hapt_axis_program *program; /* NULL: instructions are not listed */
     int room;
     struct hapt_property *layout; /* [tensor_count] layouts of parameters */
 };
@@ -13,10 +12,11 @@ struct completing {
 static enum hapt_status note(struct completing *completing, struct hapt_axis_instruction instruction)
 {
     struct hapt_axis_program *program = completing->program;
+    if (!program) return HAPT_OK;
     if (program->count == completing->room) {
         struct hapt_axis_instruction *wider;
         completing->room = completing->room == 0 ? 256 : 2 * completing->room;
-        HAPT_NEW(wider, completing->state.scratch, completing->room);
+        HAPT_NEW(wider, completing->state->scratch, completing->room);
         for (int i = 0; i < program->count; i++) wider[i] = program->instruction[i];
         program->instruction = wider;
     }
@@ -42,7 +42,7 @@ static enum hapt_status communicate(struct completing *completing, int tensor, s
 {
     const struct hapt_axis_instruction instruction = {
         .op = -1, .tensor = tensor, .kind = hapt_rule_collective(from, to), .from = from, .to = to};
-    HAPT_TRY(expansion_communicate(&completing->state, &instruction));
+    HAPT_TRY(expansion_communicate(completing->state, &instruction));
     return note(completing, instruction);
 }
 
@@ -50,7 +50,7 @@ static enum hapt_status communicate(struct completing *completing, int tensor, s
 static enum hapt_status make_version(struct completing *completing, int op, int tensor, struct hapt_property wanted,
                                      bool *found)
 {
-    const struct expansion *state = &completing->state;
+    const struct expansion *state = completing->state;
     int best = NONE, least = 0;
     *found = expansion_find(state, tensor, wanted, op) != NONE;
     for (int v = state->newest[tensor]; v != NONE && !*found; v = state->version[v].next) {
@@ -65,13 +65,13 @@ static enum hapt_status make_version(struct completing *completing, int op, int 
 
 static enum hapt_status prepare_input(struct completing *completing, int op, int tensor, struct hapt_property wanted)
 {
-    const struct hapt_graph *graph = completing->state.graph;
+    const struct hapt_graph *graph = completing->state->graph;
     const enum hapt_tensor_kind kind = graph->tensor[tensor].kind;
     bool found;
     if (kind == HAPT_TENSOR_INPUT) return HAPT_OK;
     if (kind == HAPT_TENSOR_PARAMETER) {
         if (hapt_property_same(completing->layout[tensor], wanted)) return HAPT_OK;
-        if (expansion_find(&completing->state, tensor, wanted, op) != NONE) return HAPT_OK;
+        if (expansion_find(completing->state, tensor, wanted, op) != NONE) return HAPT_OK;
         return communicate(completing, tensor, completing->layout[tensor], wanted);
     }
     HAPT_TRY(make_version(completing, op, tensor, wanted, &found));
@@ -86,7 +86,7 @@ static enum hapt_status prepare_input(struct completing *completing, int op, int
  * made if that is possible and no dearer than converting the addend to an existing version. */
 static enum hapt_status prepare_output(struct completing *completing, int op, int tensor, struct hapt_property written)
 {
-    const struct expansion *state = &completing->state;
+    const struct expansion *state = completing->state;
     bool found;
     int there = NONE, back = NONE; /* costs */
     for (int v = state->newest[tensor]; v != NONE; v = state->version[v].next) {
@@ -104,7 +104,7 @@ static enum hapt_status prepare_output(struct completing *completing, int op, in
 /* A separate addend joins the cheapest version after the operator. */
 static enum hapt_status join(struct completing *completing, int tensor)
 {
-    const struct expansion *state = &completing->state;
+    const struct expansion *state = completing->state;
     if (state->separate_addend[tensor] == NONE) return HAPT_OK;
     const struct hapt_property from = state->version[state->separate_addend[tensor]].property;
     int best = NONE, least = 0;
@@ -123,7 +123,7 @@ static enum hapt_status join(struct completing *completing, int tensor)
 
 static enum hapt_status complete_op(struct completing *completing, int op)
 {
-    const struct hapt_graph *graph = completing->state.graph;
+    const struct hapt_graph *graph = completing->state->graph;
     const struct hapt_op *what = &graph->op[op];
     const struct hapt_rule *rule = &completing->rule[op];
     for (int i = 0; i < what->input_count; i++)
@@ -132,8 +132,8 @@ static enum hapt_status complete_op(struct completing *completing, int op)
         if (what->output[o] >= 0 && what->accumulate >> o & 1u &&
             !hapt_graph_is_parameter_gradient(graph, what->output[o]))
             HAPT_TRY(prepare_output(completing, op, what->output[o], rule->output[o]));
-    HAPT_TRY(expansion_compute(&completing->state, op, rule));
-    HAPT_TRY(note(completing, (struct hapt_axis_instruction){.op = op, .cut = completing->cut[op], .tensor = -1}));
+    HAPT_TRY(expansion_compute(completing->state, op, rule));
+    HAPT_TRY(note(completing, (struct hapt_axis_instruction){.op = op, .cut = rule->cut, .tensor = -1}));
     for (int o = 0; o < what->output_count; o++)
         if (what->output[o] >= 0) HAPT_TRY(join(completing, what->output[o]));
     return HAPT_OK;
@@ -142,7 +142,7 @@ static enum hapt_status complete_op(struct completing *completing, int op)
 /* An outer axis' collective reads one version only, so all parts of its input are joined. */
 static enum hapt_status gather_parts(struct completing *completing, int op)
 {
-    const struct expansion *state = &completing->state;
+    const struct expansion *state = completing->state;
     const int tensor = state->graph->op[op].input[0];
     const struct hapt_property wanted = completing->rule[op].input[0];
     if (!hapt_graph_is_parameter_gradient(state->graph, tensor)) return HAPT_OK;
@@ -155,7 +155,7 @@ static enum hapt_status gather_parts(struct completing *completing, int op)
 /* Brings every part of a parameter's gradient to the parameter's layout. */
 static enum hapt_status finish_gradients(struct completing *completing)
 {
-    const struct expansion *state = &completing->state;
+    const struct expansion *state = completing->state;
     for (int t = 0; t < state->graph->tensor_count; t++) {
         if (!expansion_is_trained_gradient(state->graph, t)) continue;
         const struct hapt_property layout = completing->layout[state->graph->tensor[t].primal];
@@ -170,10 +170,10 @@ static enum hapt_status finish_gradients(struct completing *completing)
 /* One layout for all readers of a parameter, or replicated. */
 static enum hapt_status lay_out_parameters(struct completing *completing)
 {
-    const struct hapt_graph *graph = completing->state.graph;
+    const struct hapt_graph *graph = completing->state->graph;
     bool *known;
-    HAPT_NEW(known, completing->state.scratch, graph->tensor_count);
-    HAPT_NEW(completing->layout, completing->state.scratch, graph->tensor_count);
+    HAPT_NEW(known, completing->state->scratch, graph->tensor_count);
+    HAPT_NEW(completing->layout, completing->state->scratch, graph->tensor_count);
     for (int o = 0; o < graph->op_count; o++) {
         for (int i = 0; i < graph->op[o].input_count; i++) {
             const int tensor = graph->op[o].input[i];
@@ -189,41 +189,41 @@ static enum hapt_status lay_out_parameters(struct completing *completing)
     return HAPT_OK;
 }
 
-static enum hapt_status complete(struct completing *completing, const struct hapt_sharding *sharding)
+enum hapt_status expansion_complete(struct expansion *expansion, const struct hapt_rule *rule,
+                                    struct hapt_axis_program *program)
 {
-    struct expansion *state = &completing->state;
-    HAPT_NEW(completing->rule, state->scratch, state->graph->op_count);
-    HAPT_NEW(completing->program, state->scratch, 1);
-    for (int o = 0; o < state->graph->op_count; o++)
-        HAPT_TRY(
-            hapt_rule_of_cut(sharding, state->axis_index, &state->axis, o, completing->cut[o], &completing->rule[o]));
-    HAPT_TRY(lay_out_parameters(completing));
-    for (int o = 0; o < state->graph->op_count; o++) {
-        if (o >= sharding->reduce_first) HAPT_TRY(gather_parts(completing, o));
-        HAPT_TRY(complete_op(completing, o));
+    struct completing completing = {.state = expansion, .rule = rule, .program = program};
+    HAPT_TRY(lay_out_parameters(&completing));
+    for (int o = 0; o < expansion->graph->op_count; o++) {
+        if (o >= expansion->sharding->reduce_first) HAPT_TRY(gather_parts(&completing, o));
+        HAPT_TRY(complete_op(&completing, o));
     }
-    return finish_gradients(completing);
+    return finish_gradients(&completing);
+}
+
+static enum hapt_status complete_cuts(struct expansion *expansion, const struct hapt_cut *cut,
+                                      struct hapt_axis_program *program)
+{
+    struct hapt_rule *rule;
+    HAPT_NEW(rule, expansion->scratch, expansion->graph->op_count);
+    for (int o = 0; o < expansion->graph->op_count; o++)
+        HAPT_TRY(hapt_rule_of_cut(expansion->sharding, expansion->axis_index, &expansion->axis, o, cut[o], &rule[o]));
+    return expansion_complete(expansion, rule, program);
 }
 
 enum hapt_status hapt_axis_program_complete(const struct hapt_sharding *sharding, int axis_index,
                                             const struct hapt_axis *axis, const struct hapt_cut *cut,
                                             struct hapt_arena *arena, struct hapt_axis_program **program)
 {
-    struct completing completing = {.cut = cut};
-    struct hapt_axis_program *made;
+    struct expansion expansion;
+    struct hapt_axis_program completed = {0}, *made;
     struct hapt_arena scratch;
     hapt_arena_init(&scratch);
-    enum hapt_status status = expansion_begin(&completing.state, sharding, axis_index, axis, &scratch);
-    if (status == HAPT_OK) status = complete(&completing, sharding);
+    enum hapt_status status = expansion_begin(&expansion, sharding, axis_index, axis, &scratch);
+    if (status == HAPT_OK) status = complete_cuts(&expansion, cut, &completed);
     made = status == HAPT_OK ? hapt_arena_alloc(arena, 1, sizeof *made) : NULL;
     if (status == HAPT_OK && !made) status = HAPT_ERR_MEMORY;
-    if (made) {
-        made->count = completing.program->count;
-        made->instruction = hapt_arena_alloc(arena, (size_t)made->count, sizeof *made->instruction);
-        if (!made->instruction) status = HAPT_ERR_MEMORY;
-        for (int i = 0; made->instruction && i < made->count; i++)
-            made->instruction[i] = completing.program->instruction[i];
-    }
+    if (made) status = hapt_axis_program_copy(&completed, arena, made);
     hapt_arena_release(&scratch);
     if (status == HAPT_OK) *program = made;
     return status;

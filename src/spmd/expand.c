@@ -307,12 +307,16 @@ static enum hapt_status run_instructions(struct expansion *state, const struct h
                                   &rule));
         HAPT_TRY(expansion_compute(state, instruction->op, &rule));
     }
-    return expansion_check_end(state);
+    return HAPT_OK;
 }
 
-static enum hapt_status expand(struct expanding *expanding, const struct hapt_axis_program *program)
+/* program NULL: by the rules. */
+static enum hapt_status expand(struct expanding *expanding, const struct hapt_axis_program *program,
+                               const struct hapt_rule *rule)
 {
-    HAPT_TRY(run_instructions(&expanding->state, program));
+    HAPT_TRY(program ? run_instructions(&expanding->state, program)
+                     : expansion_complete(&expanding->state, rule, NULL));
+    HAPT_TRY(expansion_check_end(&expanding->state));
     HAPT_TRY(find_order(expanding));
     HAPT_TRY(number_tensors(expanding));
     HAPT_TRY(write_operators(expanding));
@@ -335,9 +339,9 @@ static enum hapt_status copy_axis(const struct hapt_axis *axis, struct hapt_aren
     return HAPT_OK;
 }
 
-enum hapt_status hapt_sharding_apply(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis,
-                                     const struct hapt_axis_program *program, struct hapt_arena *arena,
-                                     struct hapt_sharding **expanded)
+static enum hapt_status apply(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis,
+                              const struct hapt_axis_program *program, const struct hapt_rule *rule,
+                              struct hapt_arena *arena, struct hapt_sharding **expanded)
 {
     HAPT_ASSERT(axis_index >= 0 && axis_index < HAPT_MESH_AXES && axis->size >= 1);
     HAPT_ASSERT(sharding->axis[axis_index].size == 1 && (axis_index == 1 || sharding->axis[1].size == 1));
@@ -351,15 +355,29 @@ enum hapt_status hapt_sharding_apply(const struct hapt_sharding *sharding, int a
         *expanded = expanding.made;
         return HAPT_OK;
     }
-    HAPT_ASSERT(program != NULL);
+    HAPT_ASSERT(program || rule);
     HAPT_NEW(expanding.graph, arena, 1);
     *expanding.graph = *sharding->graph;
     expanding.made->graph = expanding.graph;
     hapt_arena_init(&scratch);
     enum hapt_status status =
         expansion_begin(&expanding.state, sharding, axis_index, &expanding.made->axis[axis_index], &scratch);
-    if (status == HAPT_OK) status = expand(&expanding, program);
+    if (status == HAPT_OK) status = expand(&expanding, program, rule);
     hapt_arena_release(&scratch);
     if (status == HAPT_OK) *expanded = expanding.made;
     return status;
+}
+
+enum hapt_status hapt_sharding_apply(const struct hapt_sharding *sharding, int axis_index, const struct hapt_axis *axis,
+                                     const struct hapt_axis_program *program, struct hapt_arena *arena,
+                                     struct hapt_sharding **expanded)
+{
+    return apply(sharding, axis_index, axis, program, NULL, arena, expanded);
+}
+
+enum hapt_status expansion_apply_rules(const struct hapt_sharding *sharding, int axis_index,
+                                       const struct hapt_axis *axis, const struct hapt_rule *rule,
+                                       struct hapt_arena *arena, struct hapt_sharding **expanded)
+{
+    return apply(sharding, axis_index, axis, NULL, rule, arena, expanded);
 }

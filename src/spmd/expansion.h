@@ -56,6 +56,14 @@ enum hapt_status expansion_begin(struct expansion *expansion, const struct hapt_
 /* Runs the next operator, by one of its rules. */
 enum hapt_status expansion_compute(struct expansion *expansion, int op, const struct hapt_rule *rule);
 enum hapt_status expansion_communicate(struct expansion *expansion, const struct hapt_axis_instruction *instruction);
+/* Runs all operators by one rule each, rule [op_count], with the communications that the rules need. program: they
+ * become its instructions, in scratch; NULL: they are not listed. */
+enum hapt_status expansion_complete(struct expansion *expansion, const struct hapt_rule *rule,
+                                    struct hapt_axis_program *program);
+/* hapt_sharding_apply with the program that the rules complete to, in one walk. */
+enum hapt_status expansion_apply_rules(const struct hapt_sharding *sharding, int axis_index,
+                                       const struct hapt_axis *axis, const struct hapt_rule *rule,
+                                       struct hapt_arena *arena, struct hapt_sharding **expanded);
 /* The version of `tensor` with that property that operator `op` can read, or NONE. Makes no version. */
 int expansion_find(const struct expansion *expansion, int tensor, struct hapt_property property, int op);
 /* True if operator `op` can read the version. */

@@ -1,7 +1,7 @@
 /*
  * Cuts of Megatron-LM and of data parallelism: properties flow from the inputs through all operators by their rules. On
  * a tensor-parallel axis the flow starts where a parameter is cut (cut_parameters). If a parameter's cut leads to a
- * step that no rule allows, it stays replicated and the flow restarts. Output: a cut for every operator; complete.c
+ * step that no rule allows, it stays replicated and the flow restarts. Output: a rule for every operator; complete.c
  * adds the communications.
  */
 #include "expansion.h"
@@ -14,7 +14,7 @@ struct flow {
     struct hapt_axis axis;
     bool tensor_parallel;
     struct hapt_property *property; /* [tensor] */
-    struct hapt_cut *cut;           /* [op] result */
+    struct hapt_rule *rule;         /* [op] result */
     bool *whole;                    /* [tensor] parameters that a failed attempt excluded from cutting */
     bool *written;                  /* [tensor] */
     bool *decided;                  /* [tensor] parameters that an operator has read already */
@@ -273,7 +273,7 @@ static enum hapt_status flow_through(struct flow *flow, int index)
         if (op->input[i] >= 0) HAPT_TRY(check_even(flow, op->input[i], rule.input[i]));
     for (int o = 0; o < op->output_count; o++)
         if (op->output[o] >= 0) HAPT_TRY(write(flow, op, o, rule.output[o], cause));
-    flow->cut[index] = rule.cut;
+    flow->rule[index] = rule;
     return HAPT_OK;
 }
 
@@ -331,11 +331,12 @@ static enum hapt_status check_rows(const struct flow *flow)
     return HAPT_OK;
 }
 
-static enum hapt_status find_cuts(struct flow *flow, struct hapt_arena *scratch)
+static enum hapt_status find_rules(struct flow *flow, struct hapt_arena *scratch)
 {
     const struct hapt_graph *graph = flow->graph;
     HAPT_NEW(flow->property, scratch, graph->tensor_count);
-    HAPT_NEW(flow->cut, scratch, graph->op_count);
+    flow->rule = hapt_arena_alloc_unset(scratch, (size_t)graph->op_count, sizeof *flow->rule);
+    if (!flow->rule) return HAPT_ERR_MEMORY;
     HAPT_NEW(flow->whole, scratch, graph->tensor_count);
     HAPT_NEW(flow->written, scratch, graph->tensor_count);
     HAPT_NEW(flow->decided, scratch, graph->tensor_count);
@@ -354,14 +355,11 @@ static enum hapt_status add_axis(const struct hapt_sharding *sharding, int axis_
                         .axis_index = axis_index,
                         .axis = axis,
                         .tensor_parallel = tensor_parallel};
-    struct hapt_axis_program *program = NULL;
     struct hapt_arena scratch;
     enum hapt_status status = HAPT_OK;
     hapt_arena_init(&scratch);
-    if (axis.size > 1) status = find_cuts(&flow, &scratch);
-    if (axis.size > 1 && status == HAPT_OK)
-        status = hapt_axis_program_complete(sharding, axis_index, &flow.axis, flow.cut, &scratch, &program);
-    if (status == HAPT_OK) status = hapt_sharding_apply(sharding, axis_index, &flow.axis, program, arena, expanded);
+    if (axis.size > 1) status = find_rules(&flow, &scratch);
+    if (status == HAPT_OK) status = expansion_apply_rules(sharding, axis_index, &flow.axis, flow.rule, arena, expanded);
     hapt_arena_release(&scratch);
     return status;
 }
@@ -375,9 +373,15 @@ static enum hapt_status axis_program(const struct hapt_sharding *sharding, int a
                         .axis = *axis,
                         .tensor_parallel = tensor_parallel};
     struct hapt_arena scratch;
+    struct hapt_cut *cut = NULL;
     hapt_arena_init(&scratch);
-    enum hapt_status status = find_cuts(&flow, &scratch);
-    if (status == HAPT_OK) status = hapt_axis_program_complete(sharding, axis_index, axis, flow.cut, arena, program);
+    enum hapt_status status = find_rules(&flow, &scratch);
+    if (status == HAPT_OK) {
+        cut = hapt_arena_alloc(&scratch, (size_t)flow.graph->op_count, sizeof *cut);
+        if (!cut) status = HAPT_ERR_MEMORY;
+    }
+    for (int o = 0; status == HAPT_OK && o < flow.graph->op_count; o++) cut[o] = flow.rule[o].cut;
+    if (status == HAPT_OK) status = hapt_axis_program_complete(sharding, axis_index, axis, cut, arena, program);
     hapt_arena_release(&scratch);
     return status;
 }
