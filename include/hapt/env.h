@@ -82,7 +82,8 @@ enum hapt_status hapt_env_mpi(int mpi_error, const char *what);
  * /dev/shm. If processes cannot map each other's memory, every rank has a private copy, which publishing fills. */
 struct hapt_shared;
 /* `bytes` is the size that the node's rank 0 passes; the memory is aligned to 64. Collective over env->node, with the
- * same status on all its ranks. Lives until hapt_shared_release, at the latest until hapt_env_release. */
+ * same status on all its ranks. All its pages exist at once. Lives until hapt_shared_release, at the latest until
+ * hapt_env_release. */
 enum hapt_status hapt_shared_create(const struct hapt_env *env, size_t bytes, struct hapt_shared **shared);
 /* Shared memory of the ranks of `comm`, which run on one host; initially zero. *shared is NULL on all of them if the
  * host cannot provide it. Collective over comm. Release with hapt_shared_release before comm is freed. */

@@ -88,7 +88,8 @@ struct hapt_profile_cluster {
      * is deferred; the rest computes. 0: updates are not deferred. */
     double deferrable;
     double split_overhead; /* a split backward pass takes 1 + split_overhead times as long as an unsplit one */
-    /* [S][L] by submesh and first layer: stage_time is NaN for other ends. NULL: unknown. Views of a search only. */
+    /* [S][L] by submesh and first layer: stages with other ends are no candidates, whatever their times. NULL: unknown.
+     * Views of a search only. */
     const struct hapt_profile_ends *ends;
 };
 

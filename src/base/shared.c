@@ -48,24 +48,25 @@ struct mapping_offer {
     uint64_t token;
 };
 
-/* All pages at once, since a fault for each page takes as long as the copy. */
-static void *map(int descriptor, size_t bytes)
+/* whole: all pages at once, since a fault for each page of a large table takes as long as its copy. Otherwise the rank
+ * that touches a page first has it in its near memory. */
+static void *map(int descriptor, size_t bytes, bool whole)
 {
-    const int flags = MAP_SHARED | MAP_POPULATE;
+    const int flags = MAP_SHARED | (whole ? MAP_POPULATE : 0);
     void *memory =
         descriptor < 0 ? MAP_FAILED : mmap(NULL, mapped_bytes(bytes), PROT_READ | PROT_WRITE, flags, descriptor, 0);
     return memory == MAP_FAILED ? NULL : memory;
 }
 
 /* On rank 0. The file stays open until all ranks have mapped it. */
-static void *create_mapping(size_t bytes, struct mapping_offer *offer)
+static void *create_mapping(size_t bytes, bool whole, struct mapping_offer *offer)
 {
     *offer = (struct mapping_offer){.process = getpid(), .descriptor = -1};
     if (getrandom(&offer->token, sizeof offer->token, 0) != sizeof offer->token) return NULL;
     const int descriptor = memfd_create("hapt-shared", MFD_CLOEXEC);
     if (descriptor < 0) return NULL;
     void *memory = (double)bytes < hapt_memory_available() && ftruncate(descriptor, (off_t)mapped_bytes(bytes)) == 0
-                       ? map(descriptor, bytes)
+                       ? map(descriptor, bytes, whole)
                        : NULL;
     if (!memory) {
         close(descriptor);
@@ -76,7 +77,7 @@ static void *create_mapping(size_t bytes, struct mapping_offer *offer)
     return memory;
 }
 
-static void *open_mapping(size_t bytes, const struct mapping_offer *offer)
+static void *open_mapping(size_t bytes, bool whole, const struct mapping_offer *offer)
 {
     char path[64];
     struct stat about;
@@ -84,8 +85,9 @@ static void *open_mapping(size_t bytes, const struct mapping_offer *offer)
     snprintf(path, sizeof path, "/proc/%lld/fd/%lld", (long long)offer->process, (long long)offer->descriptor);
     const int descriptor = open(path, O_RDWR | O_CLOEXEC);
     if (descriptor < 0) return NULL;
-    void *memory =
-        fstat(descriptor, &about) == 0 && about.st_size == (off_t)mapped_bytes(bytes) ? map(descriptor, bytes) : NULL;
+    void *memory = fstat(descriptor, &about) == 0 && about.st_size == (off_t)mapped_bytes(bytes)
+                       ? map(descriptor, bytes, whole)
+                       : NULL;
     close(descriptor);
     if (memory && check_token_of(memory, bytes)->token != offer->token) {
         munmap(memory, mapped_bytes(bytes));
@@ -95,14 +97,14 @@ static void *open_mapping(size_t bytes, const struct mapping_offer *offer)
 }
 
 /* Maps one file on all ranks of the communicator, or leaves shared->memory NULL on all of them. */
-static enum hapt_status map_together(struct hapt_shared *shared)
+static enum hapt_status map_together(struct hapt_shared *shared, bool whole)
 {
     struct mapping_offer offer = {0};
     int rank, failed;
     HAPT_MPI(MPI_Comm_rank(shared->comm, &rank));
-    if (rank == 0) shared->memory = create_mapping(shared->bytes, &offer);
+    if (rank == 0) shared->memory = create_mapping(shared->bytes, whole, &offer);
     HAPT_MPI(MPI_Bcast(&offer, (int)sizeof offer, MPI_BYTE, 0, shared->comm));
-    if (rank != 0) shared->memory = open_mapping(shared->bytes, &offer);
+    if (rank != 0) shared->memory = open_mapping(shared->bytes, whole, &offer);
     failed = shared->memory == NULL;
     HAPT_MPI(MPI_Allreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_MAX, shared->comm));
     if (rank == 0 && offer.descriptor >= 0) close((int)offer.descriptor);
@@ -143,7 +145,7 @@ enum hapt_status hapt_shared_create(const struct hapt_env *env, size_t bytes, st
 {
     struct hapt_shared *made;
     HAPT_TRY(allocate(env->node, bytes, &made));
-    enum hapt_status status = map_together(made);
+    enum hapt_status status = map_together(made, true);
     if (status == HAPT_OK && !made->common) status = take_private_copy(made);
     if (status != HAPT_OK) {
         if (!made->common) free(made->memory);
@@ -160,7 +162,7 @@ enum hapt_status hapt_shared_open(MPI_Comm comm, size_t bytes, struct hapt_share
 {
     struct hapt_shared *made;
     HAPT_TRY(allocate(comm, bytes, &made));
-    const enum hapt_status status = map_together(made);
+    const enum hapt_status status = map_together(made, false);
     if (status != HAPT_OK || !made->common) {
         free(made);
         made = NULL;

@@ -350,7 +350,9 @@ static enum hapt_status share_from(const struct hapt_env *env, int maker, enum h
     return others ? share(env, maker, its->kept, other, arena, &its->other) : HAPT_OK;
 }
 
-enum { MOST_MAKERS = 8 }; /* each has a profile of its own until it is shared: host memory */
+/* Ranks of a node that predict, and the cases that each predicts before they are shared: host memory, since each has
+ * profiles of its own until then. */
+enum { MOST_MAKERS = 4, CASES_OF_A_MAKER = 2 };
 
 /* Ranks of the smallest node, but few. */
 static enum hapt_status count_makers(const struct hapt_env *env, int *makers)
@@ -361,10 +363,7 @@ static enum hapt_status count_makers(const struct hapt_env *env, int *makers)
     return status;
 }
 
-/* Cases that a maker predicts before they are shared. */
-enum { TURNS = 2 };
-
-struct maker {
+struct predicting {
     struct hapt_env *env;
     struct hapt_config *config;
     const struct hapt_cluster *cluster;
@@ -373,12 +372,12 @@ struct maker {
     int makers;            /* on this node */
     struct hapt_arena own; /* this rank's own copies, if it shares the profiles */
     struct hapt_arena *arena;
-    enum hapt_status status[TURNS];
-    struct hapt_profile *made[TURNS], *other[TURNS];
+    enum hapt_status status[CASES_OF_A_MAKER];
+    struct hapt_profile *made[CASES_OF_A_MAKER], *other[CASES_OF_A_MAKER];
 };
 
-/* The case of a place: by descending rows, since more rows take longer. -1: none. */
-static int case_at(const struct hapt_profile_case *its, int count, int place)
+/* The case with the index-th most rows, which take longest; -1: none. */
+static int case_at(const struct hapt_profile_case *its, int count, int index)
 {
     for (int k = 0; k < count; k++) {
         int before = 0;
@@ -386,60 +385,61 @@ static int case_at(const struct hapt_profile_case *its, int count, int place)
             const int more = its[other].model->microbatch - its[k].model->microbatch;
             before += more > 0 || (more == 0 && other < k);
         }
-        if (before == place) return k;
+        if (before == index) return k;
     }
     return -1;
 }
 
-/* The case that a maker predicts in its turn of a round. The direction alternates, so that makers need about as long.
- */
-static int case_of(const struct maker *maker, const struct hapt_profile_case *its, int count, int first, int turn,
-                   int rank)
+/* The n-th case of a maker in the round that begins with case_at(first). The direction alternates, so that makers need
+ * about as long. */
+static int case_of(const struct predicting *predicting, const struct hapt_profile_case *its, int count, int first,
+                   int n, int rank)
 {
-    if (rank >= maker->makers) return -1;
-    return case_at(its, count, first + turn * maker->makers + (turn % 2 ? maker->makers - 1 - rank : rank));
+    if (rank >= predicting->makers) return -1;
+    return case_at(its, count, first + n * predicting->makers + (n % 2 ? predicting->makers - 1 - rank : rank));
 }
 
-static enum hapt_status predict_case(struct maker *maker, const struct hapt_profile_case *its, int turn)
+static enum hapt_status predict_case(struct predicting *predicting, const struct hapt_profile_case *its, int n)
 {
-    const struct hapt_prediction of = {.config = maker->config,
-                                       .cluster = maker->cluster,
+    const struct hapt_prediction of = {.config = predicting->config,
+                                       .cluster = predicting->cluster,
                                        .model = its->model,
                                        .layers = its->layers,
-                                       .efficiency = maker->efficiency,
+                                       .efficiency = predicting->efficiency,
                                        .kept = its->kept,
-                                       .node_rank = maker->env->node_rank,
-                                       .quietly = maker->quietly};
-    struct hapt_arena *arena = maker->env->node_size > 1 ? &maker->own : maker->arena;
-    HAPT_TRY(hapt_phase_decide_microbatches(maker->config, its->microbatches));
-    return hapt_phase_predict(&of, arena, &maker->made[turn], &maker->other[turn]);
+                                       .node_rank = predicting->env->node_rank,
+                                       .quietly = predicting->quietly};
+    struct hapt_arena *arena = predicting->env->node_size > 1 ? &predicting->own : predicting->arena;
+    HAPT_TRY(hapt_phase_decide_microbatches(predicting->config, its->microbatches));
+    return hapt_phase_predict(&of, arena, &predicting->made[n], &predicting->other[n]);
 }
 
 /* Predicts this rank's cases of a round. Behind a failure none is predicted, unless they are asked quietly. */
-static void predict_round(struct maker *maker, const struct hapt_profile_case *its, int count, int first)
+static void predict_round(struct predicting *predicting, const struct hapt_profile_case *its, int count, int first)
 {
     enum hapt_status before = HAPT_OK;
-    for (int turn = 0; turn < TURNS; turn++) {
-        const int mine = case_of(maker, its, count, first, turn, maker->env->node_rank);
-        maker->made[turn] = maker->other[turn] = NULL;
-        maker->status[turn] = before;
-        if (before == HAPT_ERR_INFEASIBLE && maker->quietly) {
+    for (int n = 0; n < CASES_OF_A_MAKER; n++) {
+        const int mine = case_of(predicting, its, count, first, n, predicting->env->node_rank);
+        predicting->made[n] = predicting->other[n] = NULL;
+        predicting->status[n] = before;
+        if (before == HAPT_ERR_INFEASIBLE && predicting->quietly) {
             hapt_fail_reset();
-            maker->status[turn] = HAPT_OK;
+            predicting->status[n] = HAPT_OK;
         }
-        if (mine >= 0 && maker->status[turn] == HAPT_OK) maker->status[turn] = predict_case(maker, &its[mine], turn);
-        before = maker->status[turn];
+        if (mine >= 0 && predicting->status[n] == HAPT_OK)
+            predicting->status[n] = predict_case(predicting, &its[mine], n);
+        before = predicting->status[n];
     }
 }
 
-static enum hapt_status share_round(struct maker *maker, struct hapt_profile_case *its, int count, int first)
+static enum hapt_status share_round(struct predicting *predicting, struct hapt_profile_case *its, int count, int first)
 {
-    for (int turn = 0; turn < TURNS; turn++)
-        for (int rank = 0; rank < maker->makers; rank++) {
-            const int shared = case_of(maker, its, count, first, turn, rank);
+    for (int n = 0; n < CASES_OF_A_MAKER; n++)
+        for (int rank = 0; rank < predicting->makers; rank++) {
+            const int shared = case_of(predicting, its, count, first, n, rank);
             if (shared < 0) continue;
-            HAPT_TRY(share_from(maker->env, rank, maker->status[turn], maker->quietly, maker->made[turn],
-                                maker->other[turn], maker->arena, &its[shared]));
+            HAPT_TRY(share_from(predicting->env, rank, predicting->status[n], predicting->quietly, predicting->made[n],
+                                predicting->other[n], predicting->arena, &its[shared]));
         }
     return HAPT_OK;
 }
@@ -450,16 +450,16 @@ enum hapt_status hapt_phase_predict_cases(struct hapt_env *env, struct hapt_conf
                                           struct hapt_arena *arena)
 {
     struct hapt_progress progress;
-    struct maker maker = {
+    struct predicting predicting = {
         .env = env, .config = config, .cluster = cluster, .efficiency = efficiency, .quietly = quietly, .arena = arena};
-    HAPT_TRY(hapt_env_agree(env->world, count_makers(env, &maker.makers)));
+    HAPT_TRY(hapt_env_agree(env->world, count_makers(env, &predicting.makers)));
     enum hapt_status status = HAPT_OK;
     hapt_progress_init(&progress, env, "predicting", 0);
-    hapt_arena_init(&maker.own);
-    for (int first = 0; first < count && status == HAPT_OK; first += TURNS * maker.makers) {
-        predict_round(&maker, its, count, first);
-        status = share_round(&maker, its, count, first);
-        hapt_arena_release(&maker.own);
+    hapt_arena_init(&predicting.own);
+    for (int first = 0; first < count && status == HAPT_OK; first += CASES_OF_A_MAKER * predicting.makers) {
+        predict_round(&predicting, its, count, first);
+        status = share_round(&predicting, its, count, first);
+        hapt_arena_release(&predicting.own);
         if (quietly && status == HAPT_OK) hapt_fail_reset();
     }
     hapt_progress_release(&progress);

@@ -6,7 +6,7 @@
 
 #include "fix.h"
 #include "hapt/candidates.h"
-#include "hapt/turns.h"
+#include "hapt/counter.h"
 #include "phases.h"
 
 enum { MOST_ROWS = 24, MOST_CASES = 2 * MOST_ROWS, MOST_MICROBATCHES = 1000000 };
@@ -328,7 +328,7 @@ static bool is_excluded(const struct rows *rows, int k, double step_s)
 #define FLOORS_AGAIN 0.98
 
 /* Finds the floors of this rank's share of the rows: more rows take longer, so they come first. */
-static enum hapt_status find_own_floors(struct rows *rows, double most_s, struct hapt_turns *turns)
+static enum hapt_status find_own_floors(struct rows *rows, double most_s, struct hapt_counter *counter)
 {
     const char *path = hapt_config_text(rows->config, "efficiency");
     struct hapt_efficiency *efficiency = NULL;
@@ -348,7 +348,7 @@ static enum hapt_status find_own_floors(struct rows *rows, double most_s, struct
         struct hapt_arena scratch;
         const int k = order[i];
         rows->floor_s[k] = INFINITY;
-        if (!hapt_turns_mine(turns, i) || status != HAPT_OK) continue;
+        if (!hapt_counter_is_mine(counter, i) || status != HAPT_OK) continue;
         hapt_arena_init(&scratch);
         status = floor_of(rows, &rows->listed[k], rows->kept[k], efficiency, &options.search, most_s, &scratch,
                           &rows->floor_s[k]);
@@ -360,14 +360,14 @@ static enum hapt_status find_own_floors(struct rows *rows, double most_s, struct
 /* Finds rows->floor_s, at most the step that is known. The ranks share out the rows. */
 static enum hapt_status find_floors(struct rows *rows)
 {
-    struct hapt_turns turns;
+    struct hapt_counter counter;
     const double most_s = rows->known_s;
     if (most_s > FLOORS_AGAIN * rows->floors_of_s) return HAPT_OK;
     rows->floors_of_s = most_s;
-    HAPT_TRY(hapt_env_agree(rows->env->world, hapt_turns_create(rows->env->world, &turns)));
-    hapt_turns_begin(&turns);
-    const enum hapt_status status = hapt_env_agree(rows->env->world, find_own_floors(rows, most_s, &turns));
-    hapt_turns_release(&turns);
+    HAPT_TRY(hapt_env_agree(rows->env->world, hapt_counter_create(rows->env->world, &counter)));
+    hapt_counter_begin(&counter);
+    const enum hapt_status status = hapt_env_agree(rows->env->world, find_own_floors(rows, most_s, &counter));
+    hapt_counter_release(&counter);
     HAPT_TRY(status);
     return hapt_env_mpi(
         MPI_Allreduce(MPI_IN_PLACE, rows->floor_s, rows->listed_count, MPI_DOUBLE, MPI_MIN, rows->env->world),

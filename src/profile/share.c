@@ -10,6 +10,7 @@
 struct layout {
     char *base; /* NULL: only computes the size */
     size_t used;
+    bool frees; /* the pages of tables that move */
 };
 
 /* Returns the next piece of the block; copies `from` into it if given. */
@@ -21,15 +22,12 @@ static void *next_piece(struct layout *layout, const void *from, size_t bytes)
     return piece;
 }
 
-/* Smaller tables keep their pages, which serve the next profile. */
-enum { LARGE_BYTES = 32 << 20 };
-
-/* The same for a table that moves: if it is large, its pages are freed as soon as they are copied, so that it never
- * exists twice. */
+/* The same for a table that moves. In large profiles its pages are freed as soon as they are copied, so that tables
+ * never exist twice. */
 static void *copy_and_free(struct layout *layout, double *from, size_t bytes)
 {
     void *piece = next_piece(layout, from, bytes);
-    if (!piece || !from || bytes < LARGE_BYTES) return piece;
+    if (!piece || !from || !layout->frees) return piece;
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), first = ((uintptr_t)from + page - 1) / page * page,
                     end = ((uintptr_t)from + bytes) / page * page;
     if (first < end) madvise((void *)first, end - first, MADV_DONTNEED); /* if it fails, the pages stay longer */
@@ -155,12 +153,15 @@ static enum hapt_status block_bytes(const struct hapt_profile *made, size_t *byt
     return status;
 }
 
+/* Smaller profiles keep their pages, which serve the next profile: the kernel need not clear them again. */
+enum { LARGE_BYTES = 256 << 20 };
+
 /* The first rank of a node writes, then all others read. */
-static enum hapt_status write_block(const struct hapt_env *env, struct hapt_shared *block,
+static enum hapt_status write_block(const struct hapt_env *env, struct hapt_shared *block, size_t bytes,
                                     const struct hapt_profile *made, struct hapt_arena *result,
                                     struct hapt_profile *common)
 {
-    struct layout layout = {.base = hapt_shared_memory(block)};
+    struct layout layout = {.base = hapt_shared_memory(block), .frees = bytes > LARGE_BYTES};
     enum hapt_status status = common ? HAPT_OK : HAPT_ERR_MEMORY;
     if (status == HAPT_OK && env->node_rank == 0) status = pack_profile(&layout, made, result, common);
     const enum hapt_status published = hapt_shared_publish(block);
@@ -181,7 +182,7 @@ enum hapt_status hapt_profile_share(const struct hapt_env *env, enum hapt_status
     HAPT_TRY(hapt_env_agree(env->world, status));
     if (several) {
         common = hapt_arena_alloc(result, 1, sizeof *common);
-        status = write_block(env, block, made, result, common);
+        status = write_block(env, block, bytes, made, result, common);
     }
     HAPT_TRY(hapt_env_agree(env->world, status));
     if (several && !first) {

@@ -5,8 +5,17 @@
 
 static bool same_table(const double *a, const double *b, size_t cells)
 {
+    if (cells == 0) return true;
     if (!a || !b) return a == b;
     return a == b || memcmp(a, b, cells * sizeof *a) == 0;
+}
+
+/* Times of other ends are undefined. */
+static bool same_ends(const struct hapt_profile_cluster *x, const struct hapt_profile_cluster *y, size_t rows)
+{
+    if (rows == 0) return true;
+    if (!x->ends || !y->ends) return x->ends == y->ends;
+    return memcmp(x->ends, y->ends, rows * sizeof *x->ends) == 0;
 }
 
 static bool same_links(const struct hapt_profile *profile, int a, int b)
@@ -41,8 +50,9 @@ static bool interchangeable(const struct search_problem *problem, int a, int b)
         x->device_memory_bytes != y->device_memory_bytes || x->deferrable != y->deferrable ||
         memcmp(x->submesh, y->submesh, S * sizeof *x->submesh) != 0)
         return false;
-    return same_links(profile, a, b) && same_table(x->stage_time, y->stage_time, cells) &&
-           same_table(x->step_time, y->step_time, cells) && same_table(x->parameter_bytes, y->parameter_bytes, cells) &&
+    return same_links(profile, a, b) && same_ends(x, y, S * (size_t)profile->layer_count) &&
+           same_table(x->stage_time, y->stage_time, cells) && same_table(x->step_time, y->step_time, cells) &&
+           same_table(x->parameter_bytes, y->parameter_bytes, cells) &&
            same_table(x->activation_bytes, y->activation_bytes, cells);
 }
 

@@ -25,7 +25,7 @@
 
 #include "beam.h"
 #include "hapt/search.h"
-#include "hapt/turns.h"
+#include "hapt/counter.h"
 
 /* A stage: `device_set` is a subcluster, or the number of subclusters + a mixed group. `submesh`: index in the
  * profile; 0 for mixed stages. The layers end at `end`. */
@@ -49,7 +49,7 @@ enum { STEP_MOST_SEEDS = 24, STEP_RELAXATIONS = 3 };
 struct step_search {
     MPI_Comm comm;
     int rank, size;
-    struct hapt_turns *turns; /* of the ranks of `comm`; NULL: the search shares no work */
+    struct hapt_counter *counter; /* of the ranks of `comm`; NULL: numbered work is not shared (step_is_mine) */
     const struct hapt_profile *profile;
     /* For bounds: boundary_bytes are the least that crosses in any plan. lowest: from stage to stage; link_load: over
      * the link between the last stage of a subcluster and those of the next one. */
@@ -92,6 +92,16 @@ enum hapt_status step_start(struct step_search *search);
 enum hapt_status step_share(struct step_search *search, int from);
 /* Refines search->best. Collective. */
 enum hapt_status step_improve(struct step_search *search);
+/* Shares out numbered work: hapt_counter_begin and hapt_counter_is_mine, for a search on `size` ranks. */
+static inline void step_begin_numbers(const struct step_search *search, int size)
+{
+    HAPT_ASSERT(size == 1 || search->counter);
+    if (size > 1) hapt_counter_begin(search->counter);
+}
+static inline bool step_is_mine(const struct step_search *search, int size, int64_t number)
+{
+    return size == 1 || hapt_counter_is_mine(search->counter, number);
+}
 /* The plan of a candidate, with the exact simulated step. Rank-local. */
 enum hapt_status step_finish(struct step_search *search, const struct step_candidate *candidate,
                              struct hapt_arena *result, struct hapt_plan *plan);

@@ -27,7 +27,7 @@ struct batchings {
     const struct hapt_search_options *options;
     int count;
     struct step_search *search; /* [count] */
-    struct hapt_turns turns;
+    struct hapt_counter counter;
     bool *feasible;
     int *owner; /* [count] the rank that starts it */
     int *order; /* [count] by ascending step of the best seed; the infeasible ones last */
@@ -78,8 +78,8 @@ static enum hapt_status start_own(struct batchings *all)
     for (int i = 0; i < all->count; i++) {
         const int k = all->order[i];
         all->owner[k] = -1;
-        if (!hapt_turns_mine(&all->turns, i)) continue;
-        all->owner[k] = all->turns.rank;
+        if (!hapt_counter_is_mine(&all->counter, i)) continue;
+        all->owner[k] = all->counter.rank;
         if (hapt_stop_due()) return HAPT_STOPPED;
         const struct step_ranks ranks = step_leave(&all->search[k]);
         const enum hapt_status status = start_one(all, k);
@@ -104,10 +104,10 @@ static enum hapt_status share_all(struct batchings *all)
 /* Starts the searches. If there are several for each rank, each rank starts its own; else they share each one. */
 static enum hapt_status start_each(struct batchings *all)
 {
-    const int size = all->turns.size;
+    const int size = all->counter.size;
     if (size > 1 && all->count >= 2 * size) {
         sort_by_rows(all);
-        hapt_turns_begin(&all->turns);
+        hapt_counter_begin(&all->counter);
         HAPT_TRY(hapt_env_agree(all->comm, start_own(all)));
         return share_all(all);
     }
@@ -402,7 +402,7 @@ static enum hapt_status create(struct batchings *all, struct hapt_arena *scratch
         HAPT_TRY(search_check_options(&own));
         if (own.split == HAPT_SPLIT_YES) HAPT_TRY(hapt_plan_split_view(profile, scratch, &profile));
         HAPT_TRY(step_begin(&all->search[k], all->comm, profile, &own));
-        all->search[k].turns = &all->turns;
+        all->search[k].counter = &all->counter;
         HAPT_TRY(step_prepare(&all->search[k]));
     }
     return HAPT_OK;
@@ -415,11 +415,11 @@ enum hapt_status search_batchings(MPI_Comm comm, const struct hapt_search_batchi
     struct batchings all = {.comm = comm, .batching = batching, .options = options, .count = count, .best = -1};
     struct hapt_arena scratch;
     hapt_arena_init(&scratch);
-    enum hapt_status status = hapt_env_agree(comm, hapt_turns_create(comm, &all.turns));
+    enum hapt_status status = hapt_env_agree(comm, hapt_counter_create(comm, &all.counter));
     if (status == HAPT_OK) status = hapt_env_agree(comm, create(&all, &scratch));
     if (status == HAPT_OK) status = run(&all, result, plan, each);
     for (int k = 0; all.search && k < count; k++) step_release(&all.search[k]);
-    hapt_turns_release(&all.turns);
+    hapt_counter_release(&all.counter);
     hapt_arena_release(&scratch);
     if (status == HAPT_OK) *chosen = all.best;
     return status;

@@ -39,7 +39,8 @@ struct rows {
     int base_count, bases_done;
     struct step_candidate bases[MOST_BASES];
     bool is_done[MOST_BASES]; /* the rows around it were tried */
-    int64_t tried, first;     /* rows on all ranks, and those around earlier bases */
+    int64_t tried;            /* rows on all ranks */
+    int64_t first;            /* the number of the first one around this base */
     uint64_t *hash;           /* [tried] of the rows */
     int64_t room;
     struct hapt_search_options options;
@@ -109,7 +110,7 @@ static enum hapt_status try_row(void *context)
     if (!is_new) return HAPT_OK;
     rows->work += work;
     const int64_t number = rows->tried - 1;
-    if (search->size > 1 && !hapt_turns_mine(search->turns, number - rows->first)) return HAPT_OK;
+    if (!step_is_mine(search, search->size, number - rows->first)) return HAPT_OK;
     rows->view = &search->useful;
     HAPT_TRY(cut(rows));
     keep(rows, number);
@@ -203,7 +204,7 @@ static enum hapt_status find_rows(struct rows *rows, const struct step_candidate
     rows->options.hide_threshold = base->hide_threshold;
     step_kept_clear(&rows->kept);
     rows->first = rows->tried;
-    if (rows->search->size > 1) hapt_turns_begin(rows->search->turns);
+    step_begin_numbers(rows->search, rows->search->size);
     HAPT_TRY(formula_s(rows, &rows->most_s));
     rows->most_s *= rows->reach->row_worth;
     return try_all(rows);

@@ -97,7 +97,7 @@ static void begin_round(struct views *views)
     step_candidate_copy(&views->base, &search->best);
     views->figures = search->figures;
     views->ranks = step_leave(search);
-    if (views->ranks.size > 1) hapt_turns_begin(search->turns);
+    step_begin_numbers(search, views->ranks.size);
 }
 
 /* Collects what the ranks have found. */
@@ -124,7 +124,7 @@ static enum hapt_status next_view(struct views *views)
         HAPT_TRY(end_round(views));
         begin_round(views);
     }
-    const bool mine = views->ranks.size == 1 || hapt_turns_mine(views->search->turns, views->number % ROUND);
+    const bool mine = step_is_mine(views->search, views->ranks.size, views->number % ROUND);
     views->mine = mine && views->status == HAPT_OK && views->base.step_s > STEP_CLOSE * views->search->bound_s;
     views->number++;
     views->chained = 0;
