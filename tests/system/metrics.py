@@ -71,6 +71,11 @@ def read_csv(output, torn=False):
     return [{name: float(value) if value else None for name, value in row.items() if name != "time"} for row in rows]
 
 
+# Of one token in training (Chowdhery et al. 2022, PaLM, appendix B): 6 for each weight of a product, 12 s h for attention.
+# metrics.sh: one layer, hidden size 32, 16 tokens of 256 kinds
+FLOPS = 6 * (12 * 32 * 32 + 32 * 256) + 12 * 16 * 32
+
+
 def read_run(output):
     """The state and the curves of run.h5, which is read completely."""
     with h5py.File(output + "/run.h5", "r") as file:
@@ -78,6 +83,11 @@ def read_run(output):
         state, train_group = text(file.attrs["state"]), file["train"]
         if train_group.attrs["peak_flops"] != file["plan"].attrs["peak_flops"]:
             complain("the MFU of the run is not that of the plan")
+        # products alone; the other operators of so small a model add 4 %
+        tokens, rate = 2 * 16 * file["plan"].attrs["microbatches"], train_group["step_time"][()] * train_group.attrs["peak_flops"]
+        ratio = train_group["mfu"][()] * rate / (tokens * FLOPS)
+        if not numpy.all((ratio > 1) & (ratio < 1.06)):
+            complain("MFU: %s times that of %g FLOPs a token" % (ratio, FLOPS))
         datetime.datetime.fromisoformat(text(file.attrs["written"]))
         curves = {name: item[()] for name, item in train_group.items() if isinstance(item, h5py.Dataset) and item.ndim == 1}
         curves = {name: curves[name] for name in list(SAME.values()) + ["step", "time"]}

@@ -2,7 +2,7 @@
 # jobs/two-subclusters.slurm on the lab's Slurm. A signal stops a heterogeneous job; it writes a checkpoint, requeues itself and resumes.
 # Its losses are those of an undisturbed run, bit by bit. Submitted again, it has nothing to do.
 # jobs/gpt39b.slurm of an installation, without arguments: it plans, rehearses, and says which data to give.
-# With HAPT_LONG also the signal that Slurm itself sends before the time limit.
+# With HAPT_LONG also the signal that Slurm itself sends before the time limit, and README.md's commands for Slurm as they stand there.
 # Runs beside others: it measures no time.
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
@@ -130,5 +130,23 @@ if [ -n "${HAPT_LONG:-}" ]; then
     $slurm on scancel --signal=USR1 "$job"
     ends_well "$job" 1
     same "$RUN" "$scratch/whole" 120 || fail "the losses of the job whose srun hangs"
+
+    # README.md's four commands, in a copy of the repository. Devices and links are found.
+    readme=$scratch/readme
+    mkdir -p "$readme/build/release" "$readme/bin"
+    git ls-files -z README.md inputs jobs | tar --null -T - -c | tar -x -C "$readme"
+    cp -L "$HAPT" "$readme/build/release/hapt" && ln -s release/hapt "$readme/build/hapt"
+    printf '#!/bin/sh\nexec %s on %s "$@"\n' "$slurm" "$(command -v sbatch)" >"$readme/bin/sbatch"
+    chmod +x "$readme/bin/sbatch"
+    awk '/^```slurm$/ {on = 1; next} /^```$/ {on = 0} on' README.md >"$readme/commands"
+    check "README.md has four commands for Slurm" [ "$(wc -l <"$readme/commands")" -eq 4 ]
+    : >"$scratch/log"
+    (cd "$readme" && PATH=$readme/bin:$PATH timeout 400 env -u CLUSTER -u RUN bash -ex commands >"$scratch/out" 2>"$scratch/err") ||
+        fail "README.md's commands for Slurm: $(tail -n 3 "$scratch/err") $(tail -n 5 "$scratch/log")"
+    check "the run learns" /usr/bin/python3 -c '
+import h5py, sys
+loss = h5py.File(sys.argv[1])["/train/loss"][...]
+assert len(loss) == 200 and loss[0] - loss[-1] > 1, (len(loss), loss[0], loss[-1])' "$readme/outputs/gpt/run.h5"
+    for host in a0 b0; do check "the report names host $host" grep -q "host $host, " "$scratch/out"; done
 fi
 finish
