@@ -178,7 +178,8 @@ static inline size_t hapt_profile_index(const struct hapt_profile *profile, int 
            (size_t)last;
 }
 
-/* The ends of the candidates of a subcluster with these stage times [submeshes][L][L]. */
+/* Finds the ends of a subcluster's candidates: *ends [submeshes][L], in `arena`, from its stage times
+ * [submeshes][L][L]. */
 enum hapt_status hapt_profile_find_ends(int layer_count, int submeshes, const double *stage_time,
                                         struct hapt_arena *arena, const struct hapt_profile_ends **ends);
 

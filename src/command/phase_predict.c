@@ -350,16 +350,16 @@ static enum hapt_status share_from(const struct hapt_env *env, int maker, enum h
     return others ? share(env, maker, its->kept, other, arena, &its->other) : HAPT_OK;
 }
 
-/* Ranks of a node that predict, and the cases that each predicts before they are shared: host memory, since each has
- * profiles of its own until then. */
-enum { MOST_MAKERS = 4, CASES_OF_A_MAKER = 2 };
+/* MOST_AT_A_TIME: host memory, since a case has a profile of its own on its maker until it is shared. MOST_OF_A_MAKER:
+ * a case with many rows and one with few take about as long as two between. */
+enum { MOST_AT_A_TIME = 8, MOST_OF_A_MAKER = 2 };
 
 /* Ranks of the smallest node, but few. */
 static enum hapt_status count_makers(const struct hapt_env *env, int *makers)
 {
     const enum hapt_status status =
         hapt_env_mpi(MPI_Allreduce(&env->node_size, makers, 1, MPI_INT, MPI_MIN, env->world), "MPI_Allreduce");
-    if (*makers > MOST_MAKERS) *makers = MOST_MAKERS;
+    if (*makers > MOST_AT_A_TIME) *makers = MOST_AT_A_TIME;
     return status;
 }
 
@@ -369,11 +369,11 @@ struct predicting {
     const struct hapt_cluster *cluster;
     const struct hapt_efficiency *efficiency;
     bool quietly;
-    int makers;            /* on this node */
+    int makers, each;      /* ranks of a node that predict, and cases that each predicts before they are shared */
     struct hapt_arena own; /* this rank's own copies, if it shares the profiles */
     struct hapt_arena *arena;
-    enum hapt_status status[CASES_OF_A_MAKER];
-    struct hapt_profile *made[CASES_OF_A_MAKER], *other[CASES_OF_A_MAKER];
+    enum hapt_status status[MOST_OF_A_MAKER];
+    struct hapt_profile *made[MOST_OF_A_MAKER], *other[MOST_OF_A_MAKER];
 };
 
 /* The case with the index-th most rows, which take longest; -1: none. */
@@ -418,7 +418,7 @@ static enum hapt_status predict_case(struct predicting *predicting, const struct
 static void predict_round(struct predicting *predicting, const struct hapt_profile_case *its, int count, int first)
 {
     enum hapt_status before = HAPT_OK;
-    for (int n = 0; n < CASES_OF_A_MAKER; n++) {
+    for (int n = 0; n < predicting->each; n++) {
         const int mine = case_of(predicting, its, count, first, n, predicting->env->node_rank);
         predicting->made[n] = predicting->other[n] = NULL;
         predicting->status[n] = before;
@@ -434,7 +434,7 @@ static void predict_round(struct predicting *predicting, const struct hapt_profi
 
 static enum hapt_status share_round(struct predicting *predicting, struct hapt_profile_case *its, int count, int first)
 {
-    for (int n = 0; n < CASES_OF_A_MAKER; n++)
+    for (int n = 0; n < predicting->each; n++)
         for (int rank = 0; rank < predicting->makers; rank++) {
             const int shared = case_of(predicting, its, count, first, n, rank);
             if (shared < 0) continue;
@@ -453,10 +453,11 @@ enum hapt_status hapt_phase_predict_cases(struct hapt_env *env, struct hapt_conf
     struct predicting predicting = {
         .env = env, .config = config, .cluster = cluster, .efficiency = efficiency, .quietly = quietly, .arena = arena};
     HAPT_TRY(hapt_env_agree(env->world, count_makers(env, &predicting.makers)));
+    predicting.each = predicting.makers * MOST_OF_A_MAKER <= MOST_AT_A_TIME ? MOST_OF_A_MAKER : 1;
     enum hapt_status status = HAPT_OK;
     hapt_progress_init(&progress, env, "predicting", 0);
     hapt_arena_init(&predicting.own);
-    for (int first = 0; first < count && status == HAPT_OK; first += CASES_OF_A_MAKER * predicting.makers) {
+    for (int first = 0; first < count && status == HAPT_OK; first += predicting.each * predicting.makers) {
         predict_round(&predicting, its, count, first);
         status = share_round(&predicting, its, count, first);
         hapt_arena_release(&predicting.own);

@@ -460,7 +460,7 @@ static enum hapt_status gather_scratch(struct hapt_memory_ranges *made, struct h
     return HAPT_OK;
 }
 
-/* What only activations, workspace and kernel scratch need. */
+/* Gathers the data of activations, workspace and kernel scratch. */
 static enum hapt_status gather_activations(struct hapt_memory_ranges *made, struct hapt_arena *arena)
 {
     HAPT_TRY(gather_units(made, arena));

@@ -23,6 +23,7 @@ enum hapt_status hapt_memory_work_create(const struct hapt_memory_ranges *ranges
                                          struct hapt_memory_work **work)
 {
     struct hapt_memory_work *made;
+    HAPT_ASSERT(!ranges->options.residents_only);
     HAPT_NEW(made, arena, 1);
     HAPT_NEW(made->gap, arena, ranges->graph->tensor_count + 1);
     HAPT_NEW(made->offset, arena, ranges->graph->tensor_count);

@@ -10,7 +10,7 @@ static bool same_table(const double *a, const double *b, size_t cells)
     return a == b || memcmp(a, b, cells * sizeof *a) == 0;
 }
 
-/* Times of other ends are undefined. */
+/* Ends have to be compared, because the times of other ends are undefined. */
 static bool same_ends(const struct hapt_profile_cluster *x, const struct hapt_profile_cluster *y, size_t rows)
 {
     if (rows == 0) return true;

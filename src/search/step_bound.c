@@ -54,7 +54,7 @@ struct bounding {
     struct hapt_profile profile;  /* step times left out; no stage that holds too few microbatches */
     double *rest_s;               /* [L + 1], step_least_rest */
     struct useful *useful[KINDS]; /* [C] */
-    struct hapt_arena kept;       /* of them */
+    struct hapt_arena kept;       /* of `useful` */
     struct hapt_search_options options;
     struct search_table table;
     struct hapt_arena scratch;
@@ -120,7 +120,7 @@ static enum hapt_status find_useful(struct bounding *bounding, int c, struct use
     return HAPT_OK;
 }
 
-/* Leaves the useful stages, none unless `used`. */
+/* Restricts a subcluster of the view to its useful stages. used false: it has none. */
 static enum hapt_status restrict_cluster(struct bounding *bounding, int c, bool used)
 {
     struct hapt_profile_cluster *cluster = &bounding->profile.cluster[c];

@@ -201,18 +201,8 @@ enum hapt_status expansion_complete(struct expansion *expansion, const struct ha
     return finish_gradients(&completing);
 }
 
-static enum hapt_status complete_cuts(struct expansion *expansion, const struct hapt_cut *cut,
-                                      struct hapt_axis_program *program)
-{
-    struct hapt_rule *rule;
-    HAPT_NEW(rule, expansion->scratch, expansion->graph->op_count);
-    for (int o = 0; o < expansion->graph->op_count; o++)
-        HAPT_TRY(hapt_rule_of_cut(expansion->sharding, expansion->axis_index, &expansion->axis, o, cut[o], &rule[o]));
-    return expansion_complete(expansion, rule, program);
-}
-
-enum hapt_status hapt_axis_program_complete(const struct hapt_sharding *sharding, int axis_index,
-                                            const struct hapt_axis *axis, const struct hapt_cut *cut,
+enum hapt_status expansion_program_of_rules(const struct hapt_sharding *sharding, int axis_index,
+                                            const struct hapt_axis *axis, const struct hapt_rule *rule,
                                             struct hapt_arena *arena, struct hapt_axis_program **program)
 {
     struct expansion expansion;
@@ -220,11 +210,34 @@ enum hapt_status hapt_axis_program_complete(const struct hapt_sharding *sharding
     struct hapt_arena scratch;
     hapt_arena_init(&scratch);
     enum hapt_status status = expansion_begin(&expansion, sharding, axis_index, axis, &scratch);
-    if (status == HAPT_OK) status = complete_cuts(&expansion, cut, &completed);
+    if (status == HAPT_OK) status = expansion_complete(&expansion, rule, &completed);
     made = status == HAPT_OK ? hapt_arena_alloc(arena, 1, sizeof *made) : NULL;
     if (status == HAPT_OK && !made) status = HAPT_ERR_MEMORY;
     if (made) status = hapt_axis_program_copy(&completed, arena, made);
     hapt_arena_release(&scratch);
     if (status == HAPT_OK) *program = made;
+    return status;
+}
+
+static enum hapt_status rules_of_cuts(const struct hapt_sharding *sharding, int axis_index,
+                                      const struct hapt_axis *axis, const struct hapt_cut *cut,
+                                      struct hapt_arena *scratch, struct hapt_rule **rule)
+{
+    HAPT_NEW(*rule, scratch, sharding->graph->op_count);
+    for (int o = 0; o < sharding->graph->op_count; o++)
+        HAPT_TRY(hapt_rule_of_cut(sharding, axis_index, axis, o, cut[o], &(*rule)[o]));
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_axis_program_complete(const struct hapt_sharding *sharding, int axis_index,
+                                            const struct hapt_axis *axis, const struct hapt_cut *cut,
+                                            struct hapt_arena *arena, struct hapt_axis_program **program)
+{
+    struct hapt_rule *rule;
+    struct hapt_arena scratch;
+    hapt_arena_init(&scratch);
+    enum hapt_status status = rules_of_cuts(sharding, axis_index, axis, cut, &scratch, &rule);
+    if (status == HAPT_OK) status = expansion_program_of_rules(sharding, axis_index, axis, rule, arena, program);
+    hapt_arena_release(&scratch);
     return status;
 }

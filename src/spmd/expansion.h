@@ -60,6 +60,10 @@ enum hapt_status expansion_communicate(struct expansion *expansion, const struct
  * become its instructions, in scratch; NULL: they are not listed. */
 enum hapt_status expansion_complete(struct expansion *expansion, const struct hapt_rule *rule,
                                     struct hapt_axis_program *program);
+/* The program that the rules complete to, in `arena`. */
+enum hapt_status expansion_program_of_rules(const struct hapt_sharding *sharding, int axis_index,
+                                            const struct hapt_axis *axis, const struct hapt_rule *rule,
+                                            struct hapt_arena *arena, struct hapt_axis_program **program);
 /* hapt_sharding_apply with the program that the rules complete to, in one walk. */
 enum hapt_status expansion_apply_rules(const struct hapt_sharding *sharding, int axis_index,
                                        const struct hapt_axis *axis, const struct hapt_rule *rule,

@@ -373,15 +373,9 @@ static enum hapt_status axis_program(const struct hapt_sharding *sharding, int a
                         .axis = *axis,
                         .tensor_parallel = tensor_parallel};
     struct hapt_arena scratch;
-    struct hapt_cut *cut = NULL;
     hapt_arena_init(&scratch);
     enum hapt_status status = find_rules(&flow, &scratch);
-    if (status == HAPT_OK) {
-        cut = hapt_arena_alloc(&scratch, (size_t)flow.graph->op_count, sizeof *cut);
-        if (!cut) status = HAPT_ERR_MEMORY;
-    }
-    for (int o = 0; status == HAPT_OK && o < flow.graph->op_count; o++) cut[o] = flow.rule[o].cut;
-    if (status == HAPT_OK) status = hapt_axis_program_complete(sharding, axis_index, axis, cut, arena, program);
+    if (status == HAPT_OK) status = expansion_program_of_rules(sharding, axis_index, axis, flow.rule, arena, program);
     hapt_arena_release(&scratch);
     return status;
 }
