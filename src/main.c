@@ -24,6 +24,7 @@ static command_function *const function[HAPT_COMMAND_COUNT] = {
     [HAPT_COMMAND_REPORT] = hapt_command_report,     [HAPT_COMMAND_CHECK] = hapt_command_check,
     [HAPT_COMMAND_DOCTOR] = hapt_command_doctor,     [HAPT_COMMAND_CLUSTER] = hapt_command_cluster,
     [HAPT_COMMAND_DATA] = hapt_command_data,         [HAPT_COMMAND_HELP] = hapt_command_help,
+    [HAPT_COMMAND_OPS] = hapt_command_ops,
 };
 
 /* A silent rank must be reported before its peers' waits time out: a share of --timeout. An overloaded machine delays

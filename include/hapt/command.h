@@ -28,12 +28,14 @@ enum hapt_status hapt_command_report(struct hapt_env *env, struct hapt_config *c
 enum hapt_status hapt_command_check(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena);
 enum hapt_status hapt_command_doctor(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena);
 enum hapt_status hapt_command_help(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena);
+enum hapt_status hapt_command_ops(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena);
 enum hapt_status hapt_command_cluster(struct hapt_env *env, struct hapt_config *config, struct hapt_arena *arena);
 
 /* The long help texts, defined in the file of their command. */
 extern const char hapt_command_topology_help[], hapt_command_profile_help[], hapt_command_plan_help[],
     hapt_command_simulate_help[], hapt_command_model_help[], hapt_command_data_help[], hapt_command_train_help[],
     hapt_command_report_help[], hapt_command_import_help[], hapt_command_export_help[], hapt_command_spmd_help[],
-    hapt_command_check_help[], hapt_command_evaluate_help[], hapt_command_generate_help[], hapt_command_cluster_help[];
+    hapt_command_check_help[], hapt_command_evaluate_help[], hapt_command_generate_help[], hapt_command_cluster_help[],
+    hapt_command_ops_help[];
 
 #endif

@@ -9,6 +9,8 @@
 #include "hapt/graph.h"
 #include "hapt/h5.h"
 
+#define HAPT_MODEL_VERSION 2 /* of model files that are read; hapt writes version 1 */
+
 struct hapt_model_setting {
     const char *name, *value;
 };

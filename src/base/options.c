@@ -48,6 +48,7 @@ static const struct command command_table[HAPT_COMMAND_COUNT] = {
     [HAPT_COMMAND_CHECK] = {'c', "check", "FILE...", "verify all content of files of any kind, and checkpoints", true},
     [HAPT_COMMAND_CLUSTER] = {'C', "cluster", "init --output C.json",
                               "write a cluster file, from this machine, sinfo or nvidia-smi", true},
+    [HAPT_COMMAND_OPS] = {'O', "ops", "[OPERATOR...]", "list the operators of models' graphs", true},
     [HAPT_COMMAND_DOCTOR] = {'D', "doctor", "", "check the installation and the machine", false},
     [HAPT_COMMAND_HELP] = {'H', "help", "[COMMAND | OPTION]", "explain a command, its files, or an option", true},
 };

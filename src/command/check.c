@@ -201,7 +201,7 @@ static const struct kind {
     const char *member;
     enum hapt_status (*check)(const char *path, struct hapt_arena *arena, struct finding *finding);
 } kinds[] = {
-    {"hapt-model", 1, NULL, check_model},
+    {"hapt-model", HAPT_MODEL_VERSION, NULL, check_model},
     {"hapt-profile", 1, "/cluster_0", check_profile},
     {"hapt-efficiency", 1, NULL, check_efficiency},
     {"hapt-plan", HAPT_PLAN_VERSION, NULL, check_plan},

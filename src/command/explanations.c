@@ -27,6 +27,7 @@ const char *hapt_command_explanation(enum hapt_command command)
     case HAPT_COMMAND_REPORT: return hapt_command_report_help;
     case HAPT_COMMAND_CHECK: return hapt_command_check_help;
     case HAPT_COMMAND_CLUSTER: return hapt_command_cluster_help;
+    case HAPT_COMMAND_OPS: return hapt_command_ops_help;
     case HAPT_COMMAND_HELP: return help_help;
     case HAPT_COMMAND_JOB:
     case HAPT_COMMAND_DOCTOR:

@@ -264,12 +264,48 @@ static enum hapt_status check_backward(const struct hapt_graph *graph)
     return HAPT_OK;
 }
 
-enum hapt_status hapt_graph_check(const struct hapt_graph *graph)
+static enum hapt_status check_counts(const struct hapt_graph *graph)
 {
     if (graph->tensor_count < 1 || graph->forward_count < 1 || graph->tensor_count > HAPT_MAX_TENSORS ||
         graph->forward_count > HAPT_MAX_OPS)
         return hapt_fail(HAPT_ERR_INPUT, "a graph has 1 to 16384 operators and up to 65536 tensors",
                          "the graph has %d operators and %d tensors", graph->forward_count, graph->tensor_count);
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_graph_infer(struct hapt_graph *graph)
+{
+    HAPT_TRY(check_counts(graph));
+    for (int index = 0; index < graph->forward_count; index++) {
+        const struct hapt_op *op = &graph->op[index];
+        struct hapt_tensor inferred[HAPT_MAX_OUTPUTS] = {{0}};
+        bool any = false;
+        HAPT_TRY(check_indices(graph, op, true));
+        for (int o = 0; o < op->output_count; o++) any = any || graph->tensor[op->output[o]].dims == 0;
+        if (!any) continue;
+        for (int i = 0; i < op->input_count; i++) {
+            const struct hapt_tensor *tensor = op->input[i] < 0 ? NULL : &graph->tensor[op->input[i]];
+            if (!tensor) continue;
+            if (tensor->kind == HAPT_TENSOR_ACTIVATION && tensor->dims == 0)
+                return hapt_fail(HAPT_ERR_INPUT, "list each operator after the operators that make its inputs",
+                                 "operator %s reads tensor %s before it is made", op->name, tensor->name);
+            HAPT_TRY(check_tensor(tensor));
+        }
+        HAPT_TRY(hapt_op_infer(graph, op, inferred));
+        for (int o = 0; o < op->output_count; o++) {
+            struct hapt_tensor *tensor = &graph->tensor[op->output[o]];
+            if (tensor->dims > 0 || tensor->kind != HAPT_TENSOR_ACTIVATION) continue; /* hapt_graph_check reports it */
+            tensor->dims = inferred[o].dims;
+            tensor->dtype = inferred[o].dtype;
+            memcpy(tensor->shape, inferred[o].shape, sizeof tensor->shape);
+        }
+    }
+    return HAPT_OK;
+}
+
+enum hapt_status hapt_graph_check(const struct hapt_graph *graph)
+{
+    HAPT_TRY(check_counts(graph));
     for (int t = 0; t < graph->tensor_count; t++) HAPT_TRY(check_tensor(&graph->tensor[t]));
     HAPT_TRY(check_names(graph));
     for (int op = 0; op < graph->op_count; op++)

@@ -15,4 +15,8 @@ enum hapt_status hapt_graph_append_op(struct hapt_graph *graph, const struct hap
 /* Fills input[] up to the signature's count, with -1 for absent inputs. */
 void hapt_graph_set_inputs(struct hapt_op *op, const int *input, int input_count);
 
+/* Fills in shape and type of activations that have none (dims 0), in the order of the operators. The graph is
+ * untrusted: HAPT_ERR_INPUT names the operator that does not fit. */
+enum hapt_status hapt_graph_infer(struct hapt_graph *graph);
+
 #endif

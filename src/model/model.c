@@ -312,7 +312,7 @@ enum hapt_status hapt_model_initial_rows(const struct hapt_model *model, int ten
     enum hapt_status status = HAPT_OK;
     if (model->has_parameters) {
         struct hapt_h5 *file;
-        HAPT_TRY(hapt_h5_open(model->path, "hapt-model", 1, false, &file));
+        HAPT_TRY(hapt_h5_open(model->path, "hapt-model", HAPT_MODEL_VERSION, false, &file));
         status = hapt_weights_read(file, &published, first, count, value);
         hapt_h5_close(file);
     } else {

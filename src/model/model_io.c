@@ -1,6 +1,8 @@
 /*
- * The model file (format "hapt-model", version 1). It stores only the forward graph; readers check and differentiate
- * it.
+ * The model file (format "hapt-model", version 1 or 2). It stores only the forward graph; readers check and
+ * differentiate it. Files of version 2, which other programs write, may leave out what follows from the operator table:
+ * shape (all 0) and dtype ("") of activations, and outputs of an operator after its first (-1), which then are tensors
+ * named OUTPUT.1, OUTPUT.2, ...
  *
  *   /                          attributes family, loss (name of the loss tensor), microbatch, dtype, seed;
  *                              sequence and vocab, or classes (image models)
@@ -19,6 +21,7 @@
  *   /files/NAME                bytes of files that `hapt export` copies (optional): config, tokenizer
  *   /tokens, /batches, /targets, /images, /labels, /mean, /std  data (optional), see `hapt help data`
  */
+#include <stdio.h>
 #include <string.h>
 
 #include "graph_parts.h"
@@ -29,7 +32,7 @@
 #include "weights.h"
 
 #define FORMAT "hapt-model"
-enum { VERSION = 1, MAX_OPTIONS = 64, MAX_NAME = 200 };
+enum { VERSION = HAPT_MODEL_VERSION, WRITTEN_VERSION = 1, MAX_OPTIONS = 64, MAX_NAME = 200 };
 
 static const char *const kind_names[] = {"input", "parameter", "activation"};
 static const char *const role_names[] = {"",       "tokens",   "targets",  "loss_scale", "images",
@@ -191,7 +194,7 @@ enum hapt_status hapt_model_save_with(const struct hapt_model *model, const stru
 {
     struct hapt_h5 *file;
     struct hapt_arena arena;
-    HAPT_TRY(hapt_h5_create(path, FORMAT, VERSION, &file));
+    HAPT_TRY(hapt_h5_create(path, FORMAT, WRITTEN_VERSION, &file));
     hapt_arena_init(&arena);
     const enum hapt_status status = write_model(file, model, weights, files, data, &arena);
     hapt_arena_release(&arena);
@@ -269,7 +272,9 @@ static enum hapt_status read_numbers(struct hapt_h5 *file, const char *dataset, 
                         data);
 }
 
-static enum hapt_status read_tensors(struct hapt_h5 *file, struct hapt_arena *arena, struct hapt_graph *graph)
+/* may_omit: version 2, which may leave out what follows from the operator table. */
+static enum hapt_status read_tensors(struct hapt_h5 *file, bool may_omit, struct hapt_arena *arena,
+                                     struct hapt_graph *graph)
 {
     const char **name, **kind, **role, **dtype, **init;
     void *shape, *init_std, *trainable;
@@ -293,7 +298,8 @@ static enum hapt_status read_tensors(struct hapt_h5 *file, struct hapt_arena *ar
                                      .primal = -1,
                                      .trainable = ((const uint8_t *)trainable)[t] != 0,
                                      .init_std = ((const double *)init_std)[t]};
-        if (of_kind < 0 || of_role < 0 || of_init < 0 || !hapt_dtype_parse(dtype[t], &tensor.dtype) ||
+        const bool omitted = may_omit && of_kind == HAPT_TENSOR_ACTIVATION && dtype[t][0] == '\0' && size[0] == 0;
+        if (of_kind < 0 || of_role < 0 || of_init < 0 || (!omitted && !hapt_dtype_parse(dtype[t], &tensor.dtype)) ||
             strchr(name[t], '/') || strlen(name[t]) > MAX_NAME)
             return hapt_fail(HAPT_ERR_INPUT, "see `hapt help model`",
                              "tensor %.200s of %s: unknown kind, role, type or init, or a bad name", name[t],
@@ -311,7 +317,27 @@ static enum hapt_status read_tensors(struct hapt_h5 *file, struct hapt_arena *ar
     return HAPT_OK;
 }
 
-static enum hapt_status read_operators(struct hapt_h5 *file, struct hapt_arena *arena, struct hapt_graph *graph)
+/* Appends the outputs that the file leaves out after the first. */
+static enum hapt_status add_omitted_outputs(struct hapt_graph *graph, struct hapt_op *op)
+{
+    const int first = op->output[0];
+    for (int o = 1; o < op->output_count; o++) {
+        if (op->output[o] != -1 || first < 0 || first >= graph->tensor_count) continue;
+        char name[MAX_NAME + 8];
+        snprintf(name, sizeof name, "%s.%d", graph->tensor[first].name, o);
+        const struct hapt_tensor tensor = {.name = hapt_arena_strdup(graph->arena, name),
+                                           .kind = HAPT_TENSOR_ACTIVATION,
+                                           .producer = -1,
+                                           .gradient = -1,
+                                           .primal = -1};
+        if (!tensor.name) return HAPT_ERR_MEMORY;
+        HAPT_TRY(hapt_graph_append_tensor(graph, &tensor, &op->output[o]));
+    }
+    return HAPT_OK;
+}
+
+static enum hapt_status read_operators(struct hapt_h5 *file, bool may_omit, struct hapt_arena *arena,
+                                       struct hapt_graph *graph)
 {
     const char **name, **type;
     void *input, *output, *integer, *real;
@@ -333,6 +359,7 @@ static enum hapt_status read_operators(struct hapt_h5 *file, struct hapt_arena *
         memcpy(op.output, (const int32_t *)output + index * HAPT_MAX_OUTPUTS, sizeof op.output);
         memcpy(op.integer, (const int64_t *)integer + index * HAPT_MAX_ATTRIBUTES, sizeof op.integer);
         memcpy(op.real, (const double *)real + index * HAPT_MAX_ATTRIBUTES, sizeof op.real);
+        if (may_omit) HAPT_TRY(add_omitted_outputs(graph, &op));
         for (int o = 0; o < op.output_count; o++) {
             if (op.output[o] < 0 || op.output[o] >= graph->tensor_count) continue; /* hapt_graph_check reports it */
             struct hapt_tensor *made = &graph->tensor[op.output[o]];
@@ -371,12 +398,16 @@ static enum hapt_status read_header(struct hapt_h5 *file, struct hapt_arena *are
 static enum hapt_status read_model(struct hapt_h5 *file, struct hapt_arena *arena, struct hapt_model *model)
 {
     const char *loss;
+    int64_t version = 1;
+    if (hapt_h5_has_attribute(file, "/", "version"))
+        HAPT_TRY(hapt_h5_read_attribute_int(file, "/", "version", &version));
     HAPT_TRY(read_header(file, arena, model));
     HAPT_TRY(read_pairs(file, "/settings/name", "/settings/value", arena, &model->setting_count, &model->setting));
     HAPT_TRY(read_pairs(file, "/training/option", "/training/value", arena, &model->training_count, &model->training));
     HAPT_TRY(hapt_graph_create(arena, &model->graph));
-    HAPT_TRY(read_tensors(file, arena, model->graph));
-    HAPT_TRY(read_operators(file, arena, model->graph));
+    HAPT_TRY(read_tensors(file, version > 1, arena, model->graph));
+    HAPT_TRY(read_operators(file, version > 1, arena, model->graph));
+    if (version > 1) HAPT_TRY(hapt_graph_infer(model->graph));
     HAPT_TRY(hapt_h5_read_attribute_text(file, "/", "loss", arena, &loss));
     model->graph->loss = hapt_graph_find_tensor(model->graph, loss);
     HAPT_TRY(hapt_graph_check(model->graph));

@@ -3,7 +3,7 @@
 # Runs beside others: it asserts no time.
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
-mkdir -p "$scratch/tests/data" && cp -r examples jobs inputs "$scratch" && cp -r tests/data/hf "$scratch/tests/data/hf"
+mkdir -p "$scratch/tests/data" && cp -r examples jobs inputs tools "$scratch" && cp -r tests/data/hf "$scratch/tests/data/hf"
 unset OMPI_ALLOW_RUN_AS_ROOT OMPI_ALLOW_RUN_AS_ROOT_CONFIRM
 for folder in "$scratch"/examples/*/; do
     name=$(basename "$folder")

@@ -1,0 +1,141 @@
+"""Writes graphs of your own as model files of hapt (format hapt-model, version 2; docs/files.md). Needs h5py.
+
+    import hapt
+
+    graph = hapt.Graph("mlp", rows=8, channels=3, image=32, classes=10)
+    x = graph.op("flatten", graph.op("cast", graph.images))
+    x = graph.op("relu", graph.linear(x, "hidden", 3 * 32 * 32, 256))
+    x = graph.linear(x, "classifier", 256, 10)
+    graph.save("mlp.h5", loss=graph.cross_entropy(x))
+
+`hapt ops` lists all operators, `hapt ops NAME` explains one. hapt checks the file when it reads it, and finds shapes, gradients,
+shardings, memory and stages by itself. examples/graph-in-python is a whole model."""
+import h5py
+
+MOST_DIMENSIONS, MOST_INPUTS, MOST_OUTPUTS, MOST_ATTRIBUTES = 5, 10, 4, 6
+
+
+class Tensor:
+    """A tensor of a graph: an input, a parameter, or what an operator makes."""
+
+    def __init__(self, graph, row, name):
+        self.graph, self.row, self.name = graph, row, name
+
+    def __add__(self, other):
+        return self.graph.op("add", self, other)
+
+
+class Graph:
+    """A model: inputs, parameters and operators, in the order in which they are added.
+
+    rows: of a microbatch; hapt may plan with others (--global-batch). Models of tokens have a sequence and a vocab, models of images
+    have channels, an image (height and width, pixels) and classes. dtype: type of the computation, fp32, bf16 or fp16. seed: of the
+    initial weights. training: defaults of training options, {"learning-rate": 1e-3}."""
+
+    def __init__(self, name, rows, sequence=None, vocab=None, channels=None, image=None, classes=None, dtype="fp32", seed=1, training=None):
+        of_tokens = sequence is not None and vocab is not None and channels is image is classes is None
+        of_images = None not in (channels, image, classes) and sequence is vocab is None
+        if not of_tokens and not of_images:
+            raise ValueError("give sequence and vocab (tokens), or channels, image and classes (images)")
+        self.name, self.rows, self.dtype, self.seed = name, rows, dtype, seed
+        self.sizes = {"sequence": sequence, "vocab": vocab} if of_tokens else {"classes": classes}
+        self.input_shapes = {"positions": [rows, sequence], "row_keys": [rows, 2], "training": [1]}
+        self.training = {option: str(value) for option, value in (training or {}).items()}
+        self.tensors, self.operators, self.values, self.names, self.inputs = [], [], {}, set(), {}
+        if of_tokens:
+            self.tokens = self._tensor("tokens", "input", [rows, sequence], "int32", role="tokens")
+            self.targets = self._tensor("targets", "input", [rows, sequence], "int32", role="targets")
+        else:
+            self.images = self._tensor("images", "input", [rows, channels, image, image], "fp32", role="images")
+            self.targets = self._tensor("labels", "input", [rows], "int32", role="labels")
+
+    def _name(self, wanted):
+        name, k = wanted, 1
+        while name in self.names:
+            name, k = "%s_%d" % (wanted, k + 1), k + 1
+        self.names.add(name)
+        return name
+
+    def _tensor(self, name, kind, shape=(), dtype="", role="", init="zero", std=0.0, trainable=False):
+        if len(shape) > MOST_DIMENSIONS:
+            raise ValueError("%s: a tensor has at most %d dimensions" % (name, MOST_DIMENSIONS))
+        row = len(self.tensors)
+        self.names.add(name)
+        self.tensors.append((name, kind, role, dtype, init, list(shape) + [0] * (MOST_DIMENSIONS - len(shape)), std, trainable))
+        return Tensor(self, row, name)
+
+    def input(self, role):
+        """A further input: "positions" in documents, "row_keys" of dropout, or "training", 1 while the model trains."""
+        if role not in self.inputs:
+            self.inputs[role] = self._tensor(role, "input", self.input_shapes[role], "fp32" if role == "training" else "int32", role=role)
+        return self.inputs[role]
+
+    def parameter(self, name, shape, std=0.02, init="normal", value=None, trainable=True):
+        """A parameter of this name. init: normal (with this standard deviation), zero or one. value: an array to begin with, which all
+        parameters of a graph have, or none."""
+        if name in self.names:
+            raise ValueError("the name %s is taken" % name)
+        if value is not None:
+            if tuple(value.shape) != tuple(shape):
+                raise ValueError("%s: the value has shape %s, not %s" % (name, tuple(value.shape), tuple(shape)))
+            self.values[name] = value
+        return self._tensor(name, "parameter", shape, self.dtype, init=init, std=std if init == "normal" else 0.0, trainable=trainable)
+
+    def op(self, kind, *inputs, name=None, outputs=1, integers=(), reals=()):
+        """What an operator makes: a tensor, or with outputs=2 or more a tuple. None: an optional input that is absent."""
+        if len(inputs) > MOST_INPUTS or not 1 <= outputs <= MOST_OUTPUTS or max(len(integers), len(reals)) > MOST_ATTRIBUTES:
+            raise ValueError("%s: too many inputs, outputs or attributes" % (name or kind))
+        for given in inputs:
+            if given is not None and (not isinstance(given, Tensor) or given.graph is not self):
+                raise ValueError("%s: an input is no tensor of this graph" % (name or kind))
+        name = self._name(name or kind)
+        made = tuple(self._tensor(name + (".%d" % k if k else ""), "activation") for k in range(outputs))
+        self.operators.append((name, kind, [-1 if given is None else given.row for given in inputs], [one.row for one in made],
+                               list(integers), list(reals)))
+        return made[0] if outputs == 1 else made
+
+    def linear(self, x, name, width, out, bias=True, std=0.02):
+        """x W^T + b, with NAME.weight [out][width] and NAME.bias [out], as in PyTorch."""
+        weight = self.parameter(name + ".weight", [out, width], std)
+        return self.op("linear_t", x, weight, self.parameter(name + ".bias", [out], init="zero") if bias else None, name=name)
+
+    def layer_norm(self, x, name, width, epsilon=1e-5):
+        """The layer norm over the last dimension, with NAME.weight and NAME.bias [width]."""
+        return self.op("layer_norm", x, self.parameter(name + ".weight", [width], init="one"),
+                       self.parameter(name + ".bias", [width], init="zero"), name=name, reals=[epsilon])
+
+    def cross_entropy(self, logits, name="loss"):
+        """The loss of these logits: the sum over targets or labels."""
+        return self.op("cross_entropy", logits, self.targets, name=name)
+
+    def save(self, path, loss):
+        """Writes the model file. loss: the tensor that training reduces."""
+        parameters = [tensor[0] for tensor in self.tensors if tensor[1] == "parameter"]
+        missing = [name for name in parameters if name not in self.values]
+        if self.values and missing:
+            raise ValueError("parameters without a value, where others have one: %s" % ", ".join(missing))
+        columns = list(zip(*self.tensors))
+        with h5py.File(path, "w") as file:
+            file.attrs.update({"format": "hapt-model", "version": 2, "creator": "hapt.py", "family": self.name, "loss": loss.name,
+                               "microbatch": self.rows, "dtype": self.dtype, "seed": self.seed, **self.sizes})
+            for column, name in ((0, "name"), (1, "kind"), (2, "role"), (3, "dtype"), (4, "init")):
+                self._write(file, "tensors/" + name, columns[column])
+            file.create_dataset("tensors/shape", data=columns[5], dtype="i8")
+            file.create_dataset("tensors/init_std", data=columns[6], dtype="f8")
+            file.create_dataset("tensors/trainable", data=columns[7], dtype="u1")
+            self._write(file, "operators/name", [operator[0] for operator in self.operators])
+            self._write(file, "operators/type", [operator[1] for operator in self.operators])
+            for column, name, width, absent, kind in ((2, "input", MOST_INPUTS, -1, "i4"), (3, "output", MOST_OUTPUTS, -1, "i4"),
+                                                      (4, "integer", MOST_ATTRIBUTES, 0, "i8"), (5, "real", MOST_ATTRIBUTES, 0, "f8")):
+                rows = [operator[column] + [absent] * (width - len(operator[column])) for operator in self.operators]
+                file.create_dataset("operators/" + name, data=rows, dtype=kind)
+            self._write(file, "settings/name", [])
+            self._write(file, "settings/value", [])
+            self._write(file, "training/option", list(self.training))
+            self._write(file, "training/value", list(self.training.values()))
+            for name, value in self.values.items():
+                file.create_dataset("parameters/" + name, data=value, dtype="f4")
+
+    @staticmethod
+    def _write(file, name, text):
+        file.create_dataset(name, shape=(len(text),), data=list(text), dtype=h5py.string_dtype())
