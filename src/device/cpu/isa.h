@@ -31,7 +31,9 @@
 #define LANES 4
 #endif
 
-#if defined __x86_64__
+/* Reading this header takes most of the time of compiling a small file. Narrower levels need few of its functions,
+ * which compilers have built in. */
+#if defined __AVX512F__
 #include <immintrin.h>
 #endif
 
@@ -107,9 +109,9 @@ INLINE vector vector_max(vector a, vector b)
 #if defined __AVX512F__
     return (vector)_mm512_max_ps((__m512)a, (__m512)b);
 #elif defined __AVX2__
-    return (vector)_mm256_max_ps((__m256)a, (__m256)b);
+    return __builtin_ia32_maxps256(a, b);
 #elif defined __SSE2__
-    return (vector)_mm_max_ps((__m128)a, (__m128)b);
+    return __builtin_ia32_maxps(a, b);
 #else
     return vector_select(a > b, a, b);
 #endif
@@ -119,10 +121,6 @@ INLINE vector vector_sqrt(vector x)
 {
 #if defined __AVX512F__
     return (vector)_mm512_sqrt_ps((__m512)x);
-#elif defined __AVX2__
-    return (vector)_mm256_sqrt_ps((__m256)x);
-#elif defined __SSE2__
-    return (vector)_mm_sqrt_ps((__m128)x);
 #else
     for (int i = 0; i < LANES; i++) x[i] = __builtin_sqrtf(x[i]);
     return x;

@@ -10,9 +10,11 @@ INLINE uvector product_high(uvector value, uint32_t factor)
     const __m512i even = _mm512_mul_epu32(v, f), odd = _mm512_mul_epu32(_mm512_srli_epi64(v, 32), f);
     return (uvector)_mm512_mask_blend_epi32((__mmask16)0xAAAA, _mm512_srli_epi64(even, 32), odd);
 #elif defined __AVX2__
-    const __m256i v = (__m256i)value, f = _mm256_set1_epi32((int)factor);
-    const __m256i even = _mm256_mul_epu32(v, f), odd = _mm256_mul_epu32(_mm256_srli_epi64(v, 32), f);
-    return (uvector)_mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xAA);
+    typedef uint64_t wide __attribute__((vector_size(4 * LANES)));
+    const ivector f = (ivector){0} + (int32_t)factor;
+    const wide even = (wide)__builtin_ia32_pmuludq256((ivector)value, f);
+    const wide odd = (wide)__builtin_ia32_pmuludq256((ivector)((wide)value >> 32), f);
+    return (uvector)(even >> 32 | (odd & 0xffffffff00000000u));
 #else
     uvector high;
     for (int l = 0; l < LANES; l++) high[l] = (uint32_t)((uint64_t)value[l] * factor >> 32);
