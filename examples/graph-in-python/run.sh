@@ -11,5 +11,5 @@ for k in $(seq 1 400); do echo "$k bottles of beer on the wall, $k bottles of be
 "$hapt" ops attention
 "$hapt" data out/text.txt --type bytes --output out/tokens.h5
 ../../jobs/local.sh -np 4 "$hapt" --input out/model.h5 --data out/tokens.h5 --cluster ../../inputs/two-subclusters.json --threads 1 --predict \
-    --steps 60 --output out/run
+    --microbatches 4 --steps 40 --output out/run
 "$hapt" report --input out/run/run.h5

@@ -9,7 +9,7 @@ for k in $(seq 1 400); do echo "$k bottles of beer on the wall, $k bottles of be
 "$hapt" data out/text.txt --type bytes --output out/tokens.h5
 "$hapt" model gpt --layers 4 --hidden 64 --heads 4 --sequence 64 --vocab 256 --microbatch-rows 4 --data out/tokens.h5 --output out/model.h5
 ../../jobs/local.sh -np 4 "$hapt" --input out/model.h5 --cluster ../../inputs/two-subclusters.json --threads 1 --predict \
-    --steps 100 --warmup-steps 10 --learning-rate 3e-3 --output out/run
+    --microbatches 4 --steps 100 --warmup-steps 10 --learning-rate 3e-3 --output out/run
 "$hapt" report --input out/run/run.h5
 # "12 bottles"
 ../../jobs/local.sh -np 4 "$hapt" generate --input out/model.h5 --checkpoint out/run --cluster ../../inputs/two-subclusters.json --threads 1 \

@@ -15,7 +15,7 @@ spec.loader.exec_module(hapt)
 random = np.random.default_rng(2026)
 STEPS, ROWS, MICROBATCHES = 5, 2, 2
 OPTIMIZER = ["--optimizer", "adamw", "--learning-rate", "1e-3", "--lr-schedule", "constant", "--beta1", "0.9", "--beta2", "0.95", "--epsilon", "1e-8",
-             "--weight-decay", "0", "--clip-norm", "0", "--microbatches", MICROBATCHES, "--steps", STEPS, "--threads", 1, "--overwrite"]
+             "--weight-decay", "0", "--clip-norm", "0", "--predict", "--microbatches", MICROBATCHES, "--steps", STEPS, "--threads", 1, "--overwrite"]
 
 
 def train(model, name, *options, ranks=1):
@@ -80,7 +80,7 @@ def halves(model):
     passes("profile", "--input", model, "--cluster", two, "--predict", "--output", path("profile.h5"), "--overwrite")
     with h5py.File(path("profile.h5")) as file:
         layers = len(file["boundary_bytes"])
-    return ["--cluster", two, "--predict", "--stages", f"0-{layers // 2}@a:1x1,{layers // 2}-{layers}@a:1x1"]
+    return ["--cluster", two, "--stages", f"0-{layers // 2}@a:1x1,{layers // 2}-{layers}@a:1x1"]
 
 
 check(same(train(path("mine.h5"), "tokens", *halves(path("mine.h5")), ranks=2), family), "the same in two stages")

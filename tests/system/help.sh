@@ -32,7 +32,7 @@ done
 import re, sys
 text = open(sys.argv[1]).read()
 letter = dict(job="j", topology="t", profile="f", plan="p", spmd="h", simulate="s", train="r", evaluate="v", generate="g",
-              model="m", data="d", export="e", report="o", check="c", doctor="D", help="H", cluster="C", ops="O")
+              model="m", data="d", export="e", report="o", check="c", doctor="D", help="H", ops="O")
 letter["import"] = "i"
 rows = re.findall(r'^OPTION\("([^"]+)", (\w+), (?:NONE|"[^"]*"), (?:ANY|[^,]+, [^,]+), (?:NONE|"[^"]*"), "(\w+)", "(\w*)", [01],'
                   r'\s*"((?:[^"\\]|\\.)*)"', text, re.M)

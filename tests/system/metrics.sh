@@ -4,7 +4,7 @@
 # warning. HAPT_LONG=1: 50 kills. HAPT_SEED repeats one.
 # Runs beside others: it measures no time.
 . tests/system/lib.sh.inc
-kills=5
+kills=3
 [ -z "${HAPT_LONG:-}" ] || kills=50
 passes 1 data README.md --output "$scratch/t.h5" || finish
 passes 1 model gpt --layers 1 --hidden 32 --heads 2 --sequence 16 --vocab 256 --microbatch 2 --output "$scratch/m.h5" || finish
