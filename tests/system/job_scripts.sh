@@ -81,7 +81,16 @@ sed -e ':a' -e '/\\$/{N' -e 's/\\\n//' -e 'ba' -e '}' jobs/gpt39b.slurm | grep -
 done >"$scratch/lacking"
 check "commands of gpt39b" test "$(LC_ALL=C sort "$scratch/commands" | tr '\n' ' ')" = "--input data model plan train "
 check "options of gpt39b: $(tr '\n' ';' <"$scratch/lacking")" test ! -s "$scratch/lacking"
-gpt39b() { job env SLURM_JOB_ID=7 SLURM_NTASKS=64 SRUN_CODE="$1" "${@:2}" bash jobs/gpt39b.slurm ${data:-}; }
+# A smaller model and cluster; HAPT_LONG=1: the script's own, whose plan takes longer than all other scripts.
+cat >"$scratch/few.json" <<'JSON'
+{ "format": "hapt-cluster", "version": 1, "subclusters": [
+    { "name": "a100", "nodes": 1, "devices_per_node": 2, "device": "A100-40GB" },
+    { "name": "v100", "nodes": 1, "devices_per_node": 2, "device": "V100-16GB" } ],
+  "links": [ { "between": ["a100", "v100"], "bandwidth": "10 Gbit/s", "latency": "50 us" } ] }
+JSON
+own=(MODEL=gpt2-124m CLUSTER="$scratch/few.json")
+[ -z "${HAPT_LONG:-}" ] || own=()
+gpt39b() { job env SLURM_JOB_ID=7 SLURM_NTASKS=64 SRUN_CODE="$1" "${own[@]}" "${@:2}" bash jobs/gpt39b.slurm ${data:-}; }
 data=
 gpt39b 0
 ends "gpt39b without data" 0
@@ -89,7 +98,7 @@ says "gpt39b without data rehearses" '^srun --het-group=0,1 --mpi=pmix .* train 
 says "gpt39b without data says which to give" 'to train, submit the same script with DATA'
 gpt39b 5
 ends "gpt39b whose rehearsal failed" 5
-gpt39b 0 SLURM_JOB_NUM_NODES_HET_GROUP_0=9
+gpt39b 0 CLUSTER= SLURM_JOB_NUM_NODES_HET_GROUP_0=9
 ends "gpt39b on other nodes" 3
 says "gpt39b on other nodes" '^gpt39b: error: there is no ./inputs/clusters/a100x9-v100x4.json' err
 says "gpt39b on other nodes" '^hint: set CLUSTER' err

@@ -2,7 +2,8 @@
 # jobs/two-subclusters.slurm on the lab's Slurm. A signal stops a heterogeneous job; it writes a checkpoint, requeues itself and resumes.
 # Its losses are those of an undisturbed run, bit by bit. Submitted again, it has nothing to do.
 # jobs/gpt39b.slurm of an installation, without arguments: it plans, rehearses, and says which data to give.
-# With HAPT_LONG also the signal that Slurm itself sends before the time limit, and README.md's commands for Slurm as they stand there.
+# With HAPT_LONG also the signal that Slurm itself sends before the time limit, and the commands for Slurm of README.md and docs/slurm.md as they
+# stand there, except for jobs/gpt39b.slurm, which asks for 64 GPUs.
 # Runs beside others: it measures no time.
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
@@ -148,5 +149,24 @@ import h5py, sys
 loss = h5py.File(sys.argv[1])["/train/loss"][...]
 assert len(loss) == 200 and loss[0] - loss[-1] > 1, (len(loss), loss[0], loss[-1])' "$readme/outputs/gpt/run.h5"
     for host in a0 b0; do check "the report names host $host" grep -q "host $host, " "$scratch/out"; done
+
+    # docs/slurm.md: the models that its commands name, and the lab's sinfo. Its jobs end by themselves.
+    rm -rf "$readme"/outputs/*
+    for model in model inputs/gpt; do cp "$scratch/m.h5" "$readme/$model.h5"; done
+    cp "$readme/bin/sbatch" "$readme/bin/sinfo" && sed -i "s|$(command -v sbatch)|$(command -v sinfo)|" "$readme/bin/sinfo"
+    ln -s "$readme/build/hapt" "$readme/bin/hapt"
+    awk '/^```slurm$/ {on = 1; next} /^```$/ {on = 0} on' docs/slurm.md >"$readme/commands"
+    check "docs/slurm.md has commands for Slurm" [ "$(wc -l <"$readme/commands")" -eq 5 ]
+    (cd "$readme" && PATH=$readme/bin:$PATH timeout 400 env -u CLUSTER -u RUN bash -ex commands >"$scratch/out" 2>"$scratch/err") ||
+        fail "docs/slurm.md's commands: $(tail -n 3 "$scratch/err")"
+    check "docs/slurm.md: a cluster file and an explained plan" test -s "$readme/lab.json" -a "$(grep -c '^plan: ' "$scratch/out")" -eq 1
+    idle() { [ -z "$($slurm on squeue --noheader)" ]; }
+    checks=$((checks + 1))
+    wait_until 300 idle || fail "the jobs of docs/slurm.md do not end: $($slurm on squeue)"
+    for run in gpt:100 model:1000; do
+        check "docs/slurm.md: $run steps: $(tail -n 3 "$scratch/log")" /usr/bin/python3 -c '
+import h5py, sys
+assert len(h5py.File(sys.argv[1])["/train/loss"]) == int(sys.argv[2])' "$readme/outputs/${run%:*}/run.h5" "${run#*:}"
+    done
 fi
 finish

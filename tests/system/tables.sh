@@ -18,7 +18,7 @@ narrow "${paper[@]}" --compare
 narrow "${paper[@]}" --explain
 check "--explain fits two screens: $(wc -l <"$scratch/out") lines" [ "$(wc -l <"$scratch/out")" -le 80 ]
 narrow "${paper[@]}" --explain all
-narrow "${paper[@]}" --what-if link=1..25Gbit/s:3,memory.v100=16..80GB:3,microbatches=8..32:3
+narrow "${paper[@]}" --what-if link=1..25Gbit/s:2,memory.v100=16..80GB:2,microbatches=8..32:2
 narrow plan --diff "$scratch/a.h5" "$scratch/b.h5"
 narrow simulate --plan "$scratch/b.h5"
 narrow spmd --input "$scratch/g.h5" --cluster $cluster --full
