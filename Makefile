@@ -6,6 +6,10 @@
 .DEFAULT_GOAL := all
 SHELL := /bin/bash
 MAKEFLAGS += --no-builtin-rules
+# One compilation more than there are cores, at most 16; make -jN decides otherwise. `make clean all` has an order.
+ifeq ($(filter clean,$(MAKECMDGOALS)),)
+MAKEFLAGS += -j$(shell jobs=$$(($$(nproc 2>/dev/null || echo 1) + 1)); echo $$((jobs < 16 ? jobs : 16)))
+endif
 
 VARIANT ?= release
 BUILD := build/$(VARIANT)
