@@ -82,13 +82,8 @@ done >"$scratch/lacking"
 check "commands of gpt39b" test "$(LC_ALL=C sort "$scratch/commands" | tr '\n' ' ')" = "--input data model plan train "
 check "options of gpt39b: $(tr '\n' ';' <"$scratch/lacking")" test ! -s "$scratch/lacking"
 # A smaller model and cluster; HAPT_LONG=1: the script's own, whose plan takes longer than all other scripts.
-cat >"$scratch/few.json" <<'JSON'
-{ "format": "hapt-cluster", "version": 1, "subclusters": [
-    { "name": "a100", "nodes": 1, "devices_per_node": 2, "device": "A100-40GB" },
-    { "name": "v100", "nodes": 1, "devices_per_node": 2, "device": "V100-16GB" } ],
-  "links": [ { "between": ["a100", "v100"], "bandwidth": "10 Gbit/s", "latency": "50 us" } ] }
-JSON
-own=(MODEL=gpt2-124m CLUSTER="$scratch/few.json")
+four_gpus
+own=(MODEL=gpt2-124m CLUSTER="$scratch/gpus.json")
 [ -z "${HAPT_LONG:-}" ] || own=()
 gpt39b() { job env SLURM_JOB_ID=7 SLURM_NTASKS=64 SRUN_CODE="$1" "${own[@]}" "${@:2}" bash jobs/gpt39b.slurm ${data:-}; }
 data=

@@ -93,15 +93,10 @@ same "$RUN" "$scratch/whole" 120 || fail "the losses after a job that had nothin
 # script asks of Slurm is replaced, as on a site with other partitions.
 mkdir "$scratch/site"
 packaging/install.sh install "$scratch/prefix" "" "$HAPT_BUILD" >/dev/null || fail "hapt cannot be installed"
-cat >"$scratch/unlike.json" <<'JSON'
-{ "format": "hapt-cluster", "version": 1, "subclusters": [
-    { "name": "a100", "nodes": 1, "devices_per_node": 2, "device": "A100-40GB" },
-    { "name": "v100", "nodes": 1, "devices_per_node": 2, "device": "V100-16GB" } ],
-  "links": [ { "between": ["a100", "v100"], "bandwidth": "10 Gbit/s", "latency": "50 us" } ] }
-JSON
+four_gpus
 unlike=(--nodes=1 --ntasks-per-node=2 --cpus-per-task=1 --gres=none --time=5)
 : >"$scratch/log"
-job=$(cd "$scratch/site" && RUN='' PATH=$scratch/prefix/bin:$PATH CLUSTER=$scratch/unlike.json MODEL=gpt2-124m $slurm on sbatch --parsable \
+job=$(cd "$scratch/site" && RUN='' PATH=$scratch/prefix/bin:$PATH CLUSTER=$scratch/gpus.json MODEL=gpt2-124m $slurm on sbatch --parsable \
     --partition=fast "${unlike[@]}" : --partition=slow "${unlike[@]}" "$scratch/prefix/share/hapt/jobs/gpt39b.slurm")
 ends_well "$job" 0
 site=$scratch/site/outputs/gpt39b
