@@ -6,8 +6,8 @@
 .DEFAULT_GOAL := all
 SHELL := /bin/bash
 MAKEFLAGS += --no-builtin-rules
-# One compilation more than there are cores, at most 16; make -jN decides otherwise. `make clean all` has an order.
-ifeq ($(filter clean,$(MAKECMDGOALS)),)
+# One compilation more than there are cores, at most 16; make -jN decides otherwise. Several goals may depend on their order: one at a time.
+ifeq ($(MAKELEVEL)$(word 2,$(MAKECMDGOALS)),0)
 MAKEFLAGS += -j$(shell jobs=$$(($$(nproc 2>/dev/null || echo 1) + 1)); echo $$((jobs < 16 ? jobs : 16)))
 endif
 

@@ -10,6 +10,9 @@
 
 `hapt ops` lists all operators, `hapt ops NAME` explains one. hapt checks the file when it reads it, and finds shapes, gradients,
 shardings, memory and stages by itself. examples/graph-in-python is a whole model."""
+import operator
+import os
+
 import h5py
 
 MOST_DIMENSIONS, MOST_INPUTS, MOST_OUTPUTS, MOST_ATTRIBUTES = 5, 10, 4, 6
@@ -39,9 +42,8 @@ class Graph:
             raise ValueError("give sequence and vocab (tokens), or channels, image and classes (images)")
         self.name, self.rows, self.dtype, self.seed = name, rows, dtype, seed
         self.sizes = {"sequence": sequence, "vocab": vocab} if of_tokens else {"classes": classes}
-        self.input_shapes = {"positions": [rows, sequence], "row_keys": [rows, 2], "training": [1]}
         self.training = {option: str(value) for option, value in (training or {}).items()}
-        self.tensors, self.operators, self.values, self.names, self.inputs = [], [], {}, set(), {}
+        self.tensors, self.operators, self.values, self.names, self.inputs, self.dropouts = [], [], {}, set(), {}, 0
         if of_tokens:
             self.tokens = self._tensor("tokens", "input", [rows, sequence], "int32", role="tokens")
             self.targets = self._tensor("targets", "input", [rows, sequence], "int32", role="targets")
@@ -49,49 +51,59 @@ class Graph:
             self.images = self._tensor("images", "input", [rows, channels, image, image], "fp32", role="images")
             self.targets = self._tensor("labels", "input", [rows], "int32", role="labels")
 
-    def _name(self, wanted):
-        name, k = wanted, 1
+    def _free(self, kind):
+        """A name for an operator without one."""
+        name, k = kind, 1
         while name in self.names:
-            name, k = "%s_%d" % (wanted, k + 1), k + 1
-        self.names.add(name)
+            name, k = "%s_%d" % (kind, k + 1), k + 1
         return name
 
     def _tensor(self, name, kind, shape=(), dtype="", role="", init="zero", std=0.0, trainable=False):
+        if name in self.names:
+            raise ValueError("the name %s is taken" % name)
         if len(shape) > MOST_DIMENSIONS:
             raise ValueError("%s: a tensor has at most %d dimensions" % (name, MOST_DIMENSIONS))
+        shape = [operator.index(size) for size in shape]
         row = len(self.tensors)
         self.names.add(name)
-        self.tensors.append((name, kind, role, dtype, init, list(shape) + [0] * (MOST_DIMENSIONS - len(shape)), std, trainable))
+        self.tensors.append((name, kind, role, dtype, init, shape + [0] * (MOST_DIMENSIONS - len(shape)), std, trainable))
         return Tensor(self, row, name)
 
     def input(self, role):
-        """A further input: "positions" in documents, "row_keys" of dropout, or "training", 1 while the model trains."""
+        """A further input: "row_keys" [rows][2], which dropout reads, or "training" [1], which is 1 while the model trains."""
+        shapes = {"row_keys": ([self.rows, 2], "int32"), "training": ([1], "fp32")}
+        if role not in shapes:
+            raise ValueError("no input %s: there are row_keys and training" % role)
         if role not in self.inputs:
-            self.inputs[role] = self._tensor(role, "input", self.input_shapes[role], "fp32" if role == "training" else "int32", role=role)
+            self.inputs[role] = self._tensor(role, "input", *shapes[role], role=role)
         return self.inputs[role]
 
     def parameter(self, name, shape, std=0.02, init="normal", value=None, trainable=True):
         """A parameter of this name. init: normal (with this standard deviation), zero or one. value: an array to begin with, which all
         parameters of a graph have, or none."""
-        if name in self.names:
-            raise ValueError("the name %s is taken" % name)
+        if value is not None and tuple(value.shape) != tuple(shape):
+            raise ValueError("%s: the value has shape %s, not %s" % (name, tuple(value.shape), tuple(shape)))
+        made = self._tensor(name, "parameter", shape, self.dtype, init=init, std=std if init == "normal" else 0.0, trainable=trainable)
         if value is not None:
-            if tuple(value.shape) != tuple(shape):
-                raise ValueError("%s: the value has shape %s, not %s" % (name, tuple(value.shape), tuple(shape)))
             self.values[name] = value
-        return self._tensor(name, "parameter", shape, self.dtype, init=init, std=std if init == "normal" else 0.0, trainable=trainable)
+        return made
 
     def op(self, kind, *inputs, name=None, outputs=1, integers=(), reals=()):
-        """What an operator makes: a tensor, or with outputs=2 or more a tuple. None: an optional input that is absent."""
+        """Adds an operator and returns its output, or a tuple if outputs > 1. An input None is an optional one that is absent. A dropout
+        without integers gets a number of its own."""
         if len(inputs) > MOST_INPUTS or not 1 <= outputs <= MOST_OUTPUTS or max(len(integers), len(reals)) > MOST_ATTRIBUTES:
             raise ValueError("%s: too many inputs, outputs or attributes" % (name or kind))
         for given in inputs:
             if given is not None and (not isinstance(given, Tensor) or given.graph is not self):
                 raise ValueError("%s: an input is no tensor of this graph" % (name or kind))
-        name = self._name(name or kind)
+        if kind == "dropout" and not integers:
+            integers = [self.dropouts]
+            self.dropouts += 1
+        name = name or self._free(kind)
         made = tuple(self._tensor(name + (".%d" % k if k else ""), "activation") for k in range(outputs))
+        self.names.update("%s.%d" % (name, k) for k in range(1, MOST_OUTPUTS))  # hapt's names of outputs that are not used
         self.operators.append((name, kind, [-1 if given is None else given.row for given in inputs], [one.row for one in made],
-                               list(integers), list(reals)))
+                               [operator.index(number) for number in integers], list(reals)))
         return made[0] if outputs == 1 else made
 
     def linear(self, x, name, width, out, bias=True, std=0.02):
@@ -110,10 +122,21 @@ class Graph:
 
     def save(self, path, loss):
         """Writes the model file. loss: the tensor that training reduces."""
+        if loss.graph is not self:
+            raise ValueError("the loss is no tensor of this graph")
         parameters = [tensor[0] for tensor in self.tensors if tensor[1] == "parameter"]
         missing = [name for name in parameters if name not in self.values]
         if self.values and missing:
             raise ValueError("parameters without a value, where others have one: %s" % ", ".join(missing))
+        part = "%s.part" % path
+        try:
+            self._write_file(part, loss)
+            os.replace(part, path)
+        finally:
+            if os.path.exists(part):
+                os.remove(part)
+
+    def _write_file(self, path, loss):
         columns = list(zip(*self.tensors))
         with h5py.File(path, "w") as file:
             file.attrs.update({"format": "hapt-model", "version": 2, "creator": "hapt.py", "family": self.name, "loss": loss.name,
@@ -123,18 +146,22 @@ class Graph:
             file.create_dataset("tensors/shape", data=columns[5], dtype="i8")
             file.create_dataset("tensors/init_std", data=columns[6], dtype="f8")
             file.create_dataset("tensors/trainable", data=columns[7], dtype="u1")
-            self._write(file, "operators/name", [operator[0] for operator in self.operators])
-            self._write(file, "operators/type", [operator[1] for operator in self.operators])
+            self._write(file, "operators/name", [one[0] for one in self.operators])
+            self._write(file, "operators/type", [one[1] for one in self.operators])
             for column, name, width, absent, kind in ((2, "input", MOST_INPUTS, -1, "i4"), (3, "output", MOST_OUTPUTS, -1, "i4"),
                                                       (4, "integer", MOST_ATTRIBUTES, 0, "i8"), (5, "real", MOST_ATTRIBUTES, 0, "f8")):
-                rows = [operator[column] + [absent] * (width - len(operator[column])) for operator in self.operators]
+                rows = [one[column] + [absent] * (width - len(one[column])) for one in self.operators]
                 file.create_dataset("operators/" + name, data=rows, dtype=kind)
             self._write(file, "settings/name", [])
             self._write(file, "settings/value", [])
             self._write(file, "training/option", list(self.training))
             self._write(file, "training/value", list(self.training.values()))
             for name, value in self.values.items():
-                file.create_dataset("parameters/" + name, data=value, dtype="f4")
+                if name.split(".").count("*") == 1 and len(value.shape) > 1:  # a stack, such as one of experts: element by element
+                    for k in range(len(value)):
+                        file.create_dataset("parameters/" + name.replace("*", str(k)), data=value[k], dtype="f4")
+                else:
+                    file.create_dataset("parameters/" + name, data=value, dtype="f4")
 
     @staticmethod
     def _write(file, name, text):

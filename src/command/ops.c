@@ -9,12 +9,14 @@
 
 const char hapt_command_ops_help[] =
     "Lists the operators that the graph of a model file may contain: each with its signature, which has a letter per\n"
-    "dimension. With names, it explains these: inputs, outputs, attributes, types, and the back ends with a kernel.\n"
+    "dimension. With names, it explains these: operands, attributes, types, and kernels of this machine's back ends.\n"
     "\n"
-    "In a signature, letters that an output lacks are summed over. \"...\" stands for any number of dimensions. "
-    "Behind\n"
-    "a letter, ! marks a dimension that is never sharded, ~ one that integers index, and ? an optional operand. e/3h\n"
-    "is one width of three blocks, which are sharded by heads h.\n"
+    "In a signature, \"...\" stands for any number of dimensions. Letters of which an operator takes sums are missing "
+    "in\n"
+    "its output. Behind a letter, ! marks a dimension that is never sharded, and !+ one that may also be longer. ~\n"
+    "marks one that integers index, and ? ends an optional operand. e/3h is one width of three equal blocks, which "
+    "are\n"
+    "sharded by heads h; d/h has one block.\n"
     "Types, one letter per operand: i int32, f fp32, c the type of the computation.\n"
     "A program in Python writes such graphs with tools/hapt.py.\n"
     "\n"
@@ -29,7 +31,7 @@ static bool is_forward(const struct hapt_op_type *type)
     return type->backward || type->gradient;
 }
 
-/* True if the back end has a kernel, and if it can say so here: the emulated one computes nothing. */
+/* True if the back end has a device here and a kernel. False for the emulated one, which computes nothing. */
 static bool computes(const struct hapt_backend *backend, const char *op, enum hapt_dtype dtype)
 {
     const char *reason;
@@ -93,8 +95,8 @@ static enum hapt_status check_words(const struct hapt_config *config)
 
 static enum hapt_status print(const struct hapt_env *env, const struct hapt_config *config)
 {
-    json_t *list = json_array();
     HAPT_TRY(check_words(config));
+    json_t *list = json_array();
     for (int t = 0; t < hapt_op_type_count(); t++) {
         const struct hapt_op_type *type = hapt_op_type_at(t);
         if (!is_forward(type) || !is_wanted(config, type)) continue;

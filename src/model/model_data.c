@@ -89,7 +89,7 @@ enum hapt_status hapt_model_copy_data(struct hapt_h5 *file, const struct hapt_mo
                                       struct hapt_arena *arena)
 {
     struct hapt_h5 *source;
-    HAPT_TRY(hapt_h5_open(path, NULL, 1, true, &source));
+    HAPT_TRY(hapt_h5_open(path, NULL, HAPT_MODEL_VERSION, true, &source));
     enum hapt_status status;
     if (model->classes > 0) {
         status = copy_images(file, source, model, arena);

@@ -1,8 +1,8 @@
 /*
  * The model file (format "hapt-model", version 1 or 2). It stores only the forward graph; readers check and
- * differentiate it. Files of version 2, which other programs write, may leave out what follows from the operator table:
- * shape (all 0) and dtype ("") of activations, and outputs of an operator after its first (-1), which then are tensors
- * named OUTPUT.1, OUTPUT.2, ...
+ * differentiate it. Other programs write version 2. It may leave out what follows from the operator table. Activations
+ * then have a shape of zeros and the dtype "". Outputs of an operator after its first are -1; they get the names
+ * OUTPUT.1, OUTPUT.2, ...
  *
  *   /                          attributes family, loss (name of the loss tensor), microbatch, dtype, seed;
  *                              sequence and vocab, or classes (image models)
@@ -214,7 +214,7 @@ enum hapt_status hapt_model_save(const struct hapt_model *model, const char *wei
                                  const char *path)
 {
     struct hapt_h5 *source = NULL;
-    if (weights) HAPT_TRY(hapt_h5_open(weights, NULL, 1, true, &source));
+    if (weights) HAPT_TRY(hapt_h5_open(weights, NULL, HAPT_MODEL_VERSION, true, &source));
     const struct hapt_weights from = {.read = read_from_file, .context = source};
     const enum hapt_status status = hapt_model_save_with(model, weights ? &from : NULL, NULL, data, path);
     hapt_h5_close(source);
@@ -226,7 +226,7 @@ enum hapt_status hapt_model_missing_statistics(const struct hapt_model *model, c
     struct hapt_h5 *file;
     *missing = 0;
     if (!weights) return HAPT_OK;
-    HAPT_TRY(hapt_h5_open(weights, NULL, 1, true, &file));
+    HAPT_TRY(hapt_h5_open(weights, NULL, HAPT_MODEL_VERSION, true, &file));
     for (int t = 0; t < model->graph->tensor_count; t++)
         *missing += model->graph->tensor[t].statistic && !hapt_weights_exist(file, &model->graph->tensor[t]);
     hapt_h5_close(file);
@@ -298,11 +298,16 @@ static enum hapt_status read_tensors(struct hapt_h5 *file, bool may_omit, struct
                                      .primal = -1,
                                      .trainable = ((const uint8_t *)trainable)[t] != 0,
                                      .init_std = ((const double *)init_std)[t]};
-        const bool omitted = may_omit && of_kind == HAPT_TENSOR_ACTIVATION && dtype[t][0] == '\0' && size[0] == 0;
+        bool omitted = may_omit && of_kind == HAPT_TENSOR_ACTIVATION && dtype[t][0] == '\0';
+        for (int d = 0; d < HAPT_MAX_DIMS; d++) omitted = omitted && size[d] == 0;
         if (of_kind < 0 || of_role < 0 || of_init < 0 || (!omitted && !hapt_dtype_parse(dtype[t], &tensor.dtype)) ||
             strchr(name[t], '/') || strlen(name[t]) > MAX_NAME)
             return hapt_fail(HAPT_ERR_INPUT, "see `hapt help model`",
                              "tensor %.200s of %s: unknown kind, role, type or init, or a bad name", name[t],
+                             hapt_h5_path(file));
+        if (may_omit && !omitted && size[0] == 0)
+            return hapt_fail(HAPT_ERR_INPUT, "leave out both, or neither",
+                             "tensor %.200s of %s: only one of shape and dtype is left out", name[t],
                              hapt_h5_path(file));
         tensor.kind = (enum hapt_tensor_kind)of_kind;
         tensor.role = (enum hapt_tensor_role)of_role;
@@ -315,6 +320,18 @@ static enum hapt_status read_tensors(struct hapt_h5 *file, bool may_omit, struct
         HAPT_TRY(hapt_graph_append_tensor(graph, &tensor, &index));
     }
     return HAPT_OK;
+}
+
+/* Version 1 ignores columns behind the operands of a type. */
+static enum hapt_status refuse_surplus(const struct hapt_op *op, const int32_t *input, const int32_t *output)
+{
+    bool surplus = false;
+    for (int i = op->input_count; i < HAPT_MAX_INPUTS; i++) surplus = surplus || input[i] != -1;
+    for (int o = op->output_count; o < HAPT_MAX_OUTPUTS; o++) surplus = surplus || output[o] != -1;
+    if (!surplus) return HAPT_OK;
+    return hapt_fail(HAPT_ERR_INPUT, "hapt ops NAME lists its operands",
+                     "operator %s: %s has %d inputs and %d outputs, and the file has more", op->name,
+                     hapt_op_type_at(op->type)->name, op->input_count, op->output_count);
 }
 
 /* Appends the outputs that the file leaves out after the first. */
@@ -359,6 +376,9 @@ static enum hapt_status read_operators(struct hapt_h5 *file, bool may_omit, stru
         memcpy(op.output, (const int32_t *)output + index * HAPT_MAX_OUTPUTS, sizeof op.output);
         memcpy(op.integer, (const int64_t *)integer + index * HAPT_MAX_ATTRIBUTES, sizeof op.integer);
         memcpy(op.real, (const double *)real + index * HAPT_MAX_ATTRIBUTES, sizeof op.real);
+        if (may_omit)
+            HAPT_TRY(refuse_surplus(&op, (const int32_t *)input + index * HAPT_MAX_INPUTS,
+                                    (const int32_t *)output + index * HAPT_MAX_OUTPUTS));
         if (may_omit) HAPT_TRY(add_omitted_outputs(graph, &op));
         for (int o = 0; o < op.output_count; o++) {
             if (op.output[o] < 0 || op.output[o] >= graph->tensor_count) continue; /* hapt_graph_check reports it */

@@ -140,7 +140,7 @@ const struct hapt_op_type hapt_ops_decoder[] = {
     {.name = "dropout", .signature = "bt!d!,bk!->bt!d!", .dtypes = "ci->c", .flops_per_element = 25, .numbered = true,
      .infer = infer_dropout, .backward = "dropout", .backward_operands = "d1>0",
      .attributes = "x, keys [b][2] -> x / (1 - p) where it is kept, else 0, as random numbers of the key say (philox.h); "
-                   "the key 0 0: x. integer[0] number of the operator in the model, real[0] p"},
+                   "the key 0 0: x. integer[0] a number of its own in the model, real[0] p"},
     {.name = NULL},
 };
 /* clang-format on */

@@ -1,5 +1,5 @@
-"""Graphs of Python (tools/hapt.py): a GPT as the family makes it, bit for bit; parallel blocks and a network of images against PyTorch, whole and in
-stages; mistakes in a graph, each with its one error; hapt ops. usage: graph.py HAPT FOLDER"""
+"""Graphs of Python (tools/hapt.py) and hapt ops. A GPT trains as the family's, bit for bit. Parallel blocks and a network of images
+are compared with PyTorch, whole and in stages. Each mistake in a graph has its one error. usage: graph.py HAPT FOLDER"""
 import importlib.util
 import json
 import sys
@@ -19,8 +19,9 @@ OPTIMIZER = ["--optimizer", "adamw", "--learning-rate", "1e-3", "--lr-schedule",
 
 
 def train(model, name, *options, ranks=1):
-    """Losses, and the trained weights."""
-    passes("--input", model, "--data", path(name + "-data.h5"), *OPTIMIZER, *options, "--output", path("run"), ranks=ranks)
+    """Losses, and the trained weights. name: of the data; None: those in the model file."""
+    data = ["--data", path(name + "-data.h5")] if name else []
+    passes("--input", model, *data, *OPTIMIZER, *options, "--output", path("run"), ranks=ranks)
     passes("export", "--checkpoint", path("run", "checkpoints", "step-%08d" % STEPS), "--output", path("w.h5"), "--overwrite")
     with h5py.File(path("run", "run.h5")) as file:
         losses = file["train/loss"][()]
@@ -72,6 +73,21 @@ passes("model", "gpt", "--layers", LAYERS, "--hidden", D, "--heads", HEADS, "--s
 check("good" in passes("check", path("mine.h5")).stdout, "a file of Python is checked")
 family = train(path("family.h5"), "tokens")
 check(same(train(path("mine.h5"), "tokens"), family), "a GPT of Python trains as the family's, bit for bit")
+with h5py.File(path("mine.h5"), "r+") as file:  # data and weights in the file itself
+    file["batches"] = batches
+check(same(train(path("mine.h5"), None), family), "the same with data in the model file")
+valued = hapt.Graph("valued", 1, sequence=4, vocab=4)
+stack = np.arange(2 * 3 * 4, dtype=np.float32).reshape(2, 3, 4)
+valued.parameter("a.*.b", [2, 3, 4], value=stack)
+valued.save(path("valued.h5"), valued.op("cross_entropy", valued.op("copy", valued.tokens), valued.targets))
+with h5py.File(path("valued.h5")) as file:
+    check(np.array_equal(file["parameters/a.1.b"][()], stack[1]) and "a.*.b" not in file["parameters"], "a stack is written element by element")
+with h5py.File(path("w.h5")) as exported, h5py.File(path("mine.h5"), "r+") as file:
+    exported.copy("parameters", file)
+passes("model", "gpt", "--layers", LAYERS, "--hidden", D, "--heads", HEADS, "--sequence", T, "--vocab", V, "--microbatch", ROWS, "--tied-embeddings", "no",
+       "--weights", path("mine.h5"), "--data", path("mine.h5"), "--output", path("copied.h5"))
+check(same(train(path("mine.h5"), None), train(path("copied.h5"), None)), "weights and data of a file of Python begin another model")
+gpt()
 two = cpu_cluster(2)
 
 
@@ -94,6 +110,7 @@ try:
     import torch.nn.functional as F
 except ImportError:
     torch = None
+    print("no PyTorch: losses are not compared with it")
 
 
 def values_of(graph_of):
@@ -212,8 +229,9 @@ def mistake(text, make):
 
 
 mistake("unknown type", lambda graph, x: graph.op("transmogrify", x))
-mistake("mix", lambda graph, x: graph.linear(x, "mix", D + 1, D))
+mistake("dimension i of tensor mix.weight is 33, elsewhere 32", lambda graph, x: graph.linear(x, "mix", D + 1, D))
 mistake("operator add: input 1 is not a tensor", lambda graph, x: graph.op("add", x))
+mistake("operator add: add has 2 inputs and 1 outputs, and the file has more", lambda graph, x: graph.op("add", x, x, x))
 mistake("heads", lambda graph, x: graph.op("attention", graph.linear(x, "qkv", D, 3 * D), integers=[5, 1]))
 mistake("relu_dx has no gradient", lambda graph, x: graph.op("relu_dx", x, x))
 
@@ -231,9 +249,30 @@ def order(file):  # the first operator reads what the second makes
     file["operators/input"][0] = row
 
 
+def halved(file):  # a shape without its dtype
+    row = file["operators/output"][0, 0]
+    file["tensors/shape"][row] = [ROWS, T, D, 0, 0]
+
+
 edited("order", order, "before it is made")
+edited("a shape alone", halved, "unknown kind, role, type")
+edited("a dtype alone", lambda file: file["tensors/dtype"].__setitem__(file["operators/output"][0, 0], "fp32"), "only one of shape and dtype")
 edited("version 1", lambda file: file.attrs.modify("version", 1), "unknown kind, role, type")
 edited("version 3", lambda file: file.attrs.modify("version", 3), "version 3")
+graph = hapt.Graph("names", 2, sequence=4, vocab=4)
+graph.layer_norm(graph.op("embedding", graph.tokens, graph.parameter("table", [4, 8]), None), "norm", 8)
+for wrong in (lambda: graph.parameter("table", [4]), lambda: graph.parameter("norm.1", [4]), lambda: graph.op("relu", graph.tokens, name="norm"),
+              lambda: graph.input("positions"), lambda: graph.parameter("x", [2], value=np.zeros(3)), lambda: graph.op("add", valued.tokens),
+              lambda: graph.save(path("none.h5"), valued.tokens)):
+    try:
+        wrong()
+        check(False, "a mistake is refused")
+    except ValueError:
+        check(True, "a mistake is refused")
+keys = graph.input("row_keys")
+for _ in range(2):
+    graph.op("dropout", graph.tokens, keys, reals=[0.5])
+check([one[4] for one in graph.operators if one[1] == "dropout"] == [[0], [1]], "each dropout has its own number")
 for wrong in (dict(sequence=4), dict(sequence=4, vocab=4, classes=2), dict(channels=3, image=8)):
     try:
         hapt.Graph("wrong", 2, **wrong)

@@ -2,7 +2,7 @@
 # jobs/two-subclusters.slurm on the lab's Slurm. A signal stops a heterogeneous job; it writes a checkpoint, requeues itself and resumes.
 # Its losses are those of an undisturbed run, bit by bit. Submitted again, it has nothing to do.
 # jobs/gpt39b.slurm of an installation, without arguments: it plans, rehearses, and says which data to give.
-# With HAPT_LONG also the signal that Slurm itself sends before the time limit, and the commands for Slurm of README.md and docs/slurm.md as they
+# With HAPT_LONG also the signal that Slurm itself sends before the time limit. Then README.md's and docs/slurm.md's commands for Slurm run as they
 # stand there, except for jobs/gpt39b.slurm, which asks for 64 GPUs.
 # Runs beside others: it measures no time.
 . "$(dirname "$0")/lib.sh.inc"
@@ -155,7 +155,7 @@ assert len(loss) == 200 and loss[0] - loss[-1] > 1, (len(loss), loss[0], loss[-1
     (cd "$readme" && PATH=$readme/bin:$PATH timeout 400 env -u CLUSTER -u RUN bash -ex commands >"$scratch/out" 2>"$scratch/err") ||
         fail "docs/slurm.md's commands: $(tail -n 3 "$scratch/err")"
     check "docs/slurm.md: a cluster file and an explained plan" test -s "$readme/lab.json" -a "$(grep -c '^plan: ' "$scratch/out")" -eq 1
-    idle() { [ -z "$($slurm on squeue --noheader)" ]; }
+    idle() { local jobs; jobs=$($slurm on squeue --noheader) && [ -z "$jobs" ]; }
     checks=$((checks + 1))
     wait_until 300 idle || fail "the jobs of docs/slurm.md do not end: $($slurm on squeue)"
     for run in gpt:100 model:1000; do

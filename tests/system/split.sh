@@ -127,7 +127,7 @@ measured = {c: min(run["step_time_s"] for run in train[c]) for c in train}
 gain, wanted = 1 - measured["yes"] / measured["no"], 1 - simulated["yes"] / simulated["no"]
 print("%.1f %% measured, %.1f %% simulated" % (100 * gain, 100 * wanted))
 assert wanted > 0.04, "the split should matter here"
-# 0.35: the machine's speed drifts between the profile and the runs, so the simulated gain varies from 7 to 14 %, the measured one from 6 to 12 %
+# 0.35: the machine's speed drifts between the profile and the runs. The simulated gain varies from 7 to 14 %, the measured one from 6 to 12 %
 assert gain > 0.35 * wanted
 P
 }
