@@ -177,7 +177,7 @@ for where, copied in ("device", 3), ("host", 1), ("gradients", 3):
     steps_s = run["train/step_time"][1:-1]  # the last one waits for a checkpoint
     shortest_s[where] = min(steps_s)
     print("%s: copies %.3f s, predicted %.3f s, steps %s" % (where, copies_s, predicted_s, steps_s))
-    assert min(steps_s) > 0.99 * copies_s and copies_s < predicted_s < 1.3 * copies_s and min(steps_s) < 1.2 * predicted_s
+    assert min(steps_s) > 0.99 * copies_s and copies_s < predicted_s < 1.3 * copies_s and min(steps_s) < 1.5 * predicted_s
 assert shortest_s["host"] < shortest_s["device"] and shortest_s["host"] < shortest_s["gradients"], shortest_s
 PY
 
