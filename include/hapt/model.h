@@ -10,6 +10,8 @@
 #include "hapt/h5.h"
 
 #define HAPT_MODEL_VERSION 2 /* of model files that are read; hapt writes version 1 */
+/* Opens a file for its data or weights: a model file, another file of hapt of version 1, or one of another program. */
+enum hapt_status hapt_model_open_content(const char *path, struct hapt_h5 **file);
 
 struct hapt_model_setting {
     const char *name, *value;

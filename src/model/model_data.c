@@ -85,11 +85,18 @@ static enum hapt_status copy_images(struct hapt_h5 *file, struct hapt_h5 *source
     return copy_reals(file, source, "/std", 1, &channels, MAX_CHANNELS, arena);
 }
 
+enum hapt_status hapt_model_open_content(const char *path, struct hapt_h5 **file)
+{
+    char format[sizeof "hapt-model"] = "";
+    HAPT_TRY(hapt_h5_peek_text(path, NULL, 0, true, "format", format, sizeof format));
+    return hapt_h5_open(path, NULL, strcmp(format, "hapt-model") == 0 ? HAPT_MODEL_VERSION : 1, true, file);
+}
+
 enum hapt_status hapt_model_copy_data(struct hapt_h5 *file, const struct hapt_model *model, const char *path,
                                       struct hapt_arena *arena)
 {
     struct hapt_h5 *source;
-    HAPT_TRY(hapt_h5_open(path, NULL, HAPT_MODEL_VERSION, true, &source));
+    HAPT_TRY(hapt_model_open_content(path, &source));
     enum hapt_status status;
     if (model->classes > 0) {
         status = copy_images(file, source, model, arena);

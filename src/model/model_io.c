@@ -214,7 +214,7 @@ enum hapt_status hapt_model_save(const struct hapt_model *model, const char *wei
                                  const char *path)
 {
     struct hapt_h5 *source = NULL;
-    if (weights) HAPT_TRY(hapt_h5_open(weights, NULL, HAPT_MODEL_VERSION, true, &source));
+    if (weights) HAPT_TRY(hapt_model_open_content(weights, &source));
     const struct hapt_weights from = {.read = read_from_file, .context = source};
     const enum hapt_status status = hapt_model_save_with(model, weights ? &from : NULL, NULL, data, path);
     hapt_h5_close(source);
@@ -226,7 +226,7 @@ enum hapt_status hapt_model_missing_statistics(const struct hapt_model *model, c
     struct hapt_h5 *file;
     *missing = 0;
     if (!weights) return HAPT_OK;
-    HAPT_TRY(hapt_h5_open(weights, NULL, HAPT_MODEL_VERSION, true, &file));
+    HAPT_TRY(hapt_model_open_content(weights, &file));
     for (int t = 0; t < model->graph->tensor_count; t++)
         *missing += model->graph->tensor[t].statistic && !hapt_weights_exist(file, &model->graph->tensor[t]);
     hapt_h5_close(file);

@@ -121,7 +121,7 @@ enum hapt_status hapt_data_open(const struct hapt_env *env, const char *path, co
     hapt_progress_init(&progress, env, "loading data", 0);
     enum hapt_status status = made ? HAPT_OK : hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for data");
     if (status == HAPT_OK && env->node_rank == 0) {
-        status = hapt_h5_open(path, NULL, HAPT_MODEL_VERSION, true, &file);
+        status = hapt_model_open_content(path, &file);
         if (status == HAPT_OK) status = data_layout_find(file, model, order, &layout);
         if (status == HAPT_OK) data_choose_stores(file, &layout);
     }
@@ -205,7 +205,7 @@ enum hapt_status hapt_data_check(const struct hapt_env *env, const char *path, c
     enum hapt_status status = HAPT_OK;
     hapt_progress_init(&progress, env, "checking data", 0);
     if (env->node_rank == 0) {
-        status = hapt_h5_open(path, NULL, HAPT_MODEL_VERSION, true, &file);
+        status = hapt_model_open_content(path, &file);
         if (status == HAPT_OK) status = data_layout_find(file, model, order, &layout);
         if (status == HAPT_OK) status = data_check_values(file, &layout);
         hapt_h5_close(file);
@@ -222,7 +222,7 @@ enum hapt_status hapt_data_rows(const struct hapt_env *env, const char *path, co
     enum hapt_status status = HAPT_OK;
     *rows = 0;
     if (env->world_rank == 0) {
-        status = hapt_h5_open(path, NULL, HAPT_MODEL_VERSION, true, &file);
+        status = hapt_model_open_content(path, &file);
         if (status == HAPT_OK) status = data_layout_find(file, model, order, &layout);
         if (status == HAPT_OK) *rows = data_layout_rows(&layout);
         hapt_h5_close(file);

@@ -87,6 +87,10 @@ with h5py.File(path("w.h5")) as exported, h5py.File(path("mine.h5"), "r+") as fi
 passes("model", "gpt", "--layers", LAYERS, "--hidden", D, "--heads", HEADS, "--sequence", T, "--vocab", V, "--microbatch", ROWS, "--tied-embeddings", "no",
        "--weights", path("mine.h5"), "--data", path("mine.h5"), "--output", path("copied.h5"))
 check(same(train(path("mine.h5"), None), train(path("copied.h5"), None)), "weights and data of a file of Python begin another model")
+write_data("later", batches=batches)
+with h5py.File(path("later-data.h5"), "r+") as file:
+    file.attrs["version"] = 2
+refuses(3, "has version 2", "--input", path("mine.h5"), "--data", path("later-data.h5"), "--predict", "--steps", 1, "--output", path("later"))
 gpt()
 two = cpu_cluster(2)
 
