@@ -31,27 +31,37 @@ checks=$((checks + 1))
 [ "$many" -gt $((few * 17 / 10)) ] || fail "unique ranges: $few of 4 blocks, $many of 8"
 [ "$many_timed" -le $((few_timed + 8)) ] || fail "timed ranges: $few_timed of 4 blocks, $many_timed of 8"
 
-# Calibrate on one model; predict it and another.
-passes 1 profile --input "$scratch/b.h5" --output "$scratch/b-measured.h5" $quick
-passes 1 profile --input "$scratch/a.h5" --calibrate "$scratch/e.h5" $quick
-grep -qE '^ +cpu +fp32 +product .* FLOP +[0-9]+ +[0-9.]+ % +[0-9]+ %' "$scratch/out" || fail "no table is printed"
-for m in a b; do
-    passes 1 profile --input "$scratch/$m.h5" --predict yes --output "$scratch/$m-default.h5" --threads 1
-    passes 1 profile --input "$scratch/$m.h5" --predict yes --efficiency "$scratch/e.h5" --output "$scratch/$m-calibrated.h5" --threads 1
-    grep -q 'built-in' "$scratch/err" && fail "the table of this device is not found"
-    checks=$((checks + 1))
-    # The machine may be shared. So calibration must only not be worse than none, or be good by itself.
-    /usr/bin/python3 - "$scratch/$m" <<'P' || fail "calibrated prediction of model $m"
+# Calibrate on one model; predict it and another. The machine may be shared: calibration must only not be worse than none, or be good by itself,
+# in one of four tries in which everything is measured again.
+compares() { # compares MODEL...: the profiles of each
+    /usr/bin/python3 - "$scratch" "$@" <<'P'
 import sys
 import h5py
 import numpy
-time = {k: h5py.File("%s-%s.h5" % (sys.argv[1], k), "r")["/cluster_0/stage_time"][0] for k in ("measured", "default", "calibrated")}
-there = numpy.isfinite(time["measured"])
-error = {k: numpy.median(abs(time[k][there] / time["measured"][there] - 1)) for k in ("default", "calibrated")}
-print("median error %.1f %% built in, %.1f %% calibrated" % (100 * error["default"], 100 * error["calibrated"]))
-sys.exit(not (error["calibrated"] < error["default"] or error["calibrated"] < 0.25))
+bad = 0
+for model in sys.argv[2:]:
+    time = {k: h5py.File("%s/%s-%s.h5" % (sys.argv[1], model, k), "r")["/cluster_0/stage_time"][0] for k in ("measured", "default", "calibrated")}
+    there = numpy.isfinite(time["measured"])
+    error = {k: numpy.median(abs(time[k][there] / time["measured"][there] - 1)) for k in ("default", "calibrated")}
+    print("model %s: median error %.1f %% built in, %.1f %% calibrated" % (model, 100 * error["default"], 100 * error["calibrated"]))
+    bad += not (error["calibrated"] < error["default"] or error["calibrated"] < 0.25)
+sys.exit(bad > 0)
 P
+}
+calibrated=no
+for try in 1 2 3 4; do
+    [ $try -eq 1 ] || passes 1 profile --input "$scratch/a.h5" --output "$scratch/a-measured.h5" $quick
+    passes 1 profile --input "$scratch/b.h5" --output "$scratch/b-measured.h5" $quick
+    passes 1 profile --input "$scratch/a.h5" --calibrate "$scratch/e.h5" $quick
+    grep -qE '^ +cpu +fp32 +product .* FLOP +[0-9]+ +[0-9.]+ % +[0-9]+ %' "$scratch/out" || fail "no table is printed"
+    for m in a b; do
+        passes 1 profile --input "$scratch/$m.h5" --predict yes --output "$scratch/$m-default.h5" --threads 1
+        passes 1 profile --input "$scratch/$m.h5" --predict yes --efficiency "$scratch/e.h5" --output "$scratch/$m-calibrated.h5" --threads 1
+        grep -q 'built-in' "$scratch/err" && fail "the table of this device is not found"
+    done
+    compares a b && calibrated=yes && break
 done
+check "calibrated predictions are not worse" [ $calibrated = yes ]
 h5dump "$scratch/e.h5" >"$scratch/dump" && grep -q '"product"' "$scratch/dump" && grep -q 'operator_time' "$scratch/dump" ||
     fail "h5dump does not show the tables"
 # On several ranks sums over devices are measured as well. One JSON object holds both results.

@@ -32,7 +32,7 @@ ends "make-inputs again" 0
 says "make-inputs again" 'is up to date'
 
 # jobs/run-local.sh: the main job; what follows are options of hapt.
-job jobs/run-local.sh --steps 2 --profile-seconds 1 --threads 1
+job jobs/run-local.sh --steps 1 --microbatches 4 --profile-seconds 1 --threads 1
 ends run-local 0
 says run-local 'loss'
 check "run-local leaves a run file" test -s "$tree/outputs/gpt/run.h5"

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
+# Runs beside others: it measures no time.
 # jobs/two-subclusters.slurm on the lab's Slurm. A signal stops a heterogeneous job; it writes a checkpoint, requeues itself and resumes.
 # Its losses are those of an undisturbed run, bit by bit. Submitted again, it has nothing to do.
 # jobs/gpt39b.slurm of an installation, without arguments: it plans, rehearses, and says which data to give.
 # With HAPT_LONG also the signal that Slurm itself sends before the time limit. Then README.md's and docs/slurm.md's commands for Slurm run as they
 # stand there, except for jobs/gpt39b.slurm, which asks for 64 GPUs.
-# Runs beside others: it measures no time.
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
 slurm=$PWD/tests/lab/slurm.sh

@@ -11,7 +11,7 @@ narrow() { # OPTIONS...: prints, at most 100 columns wide
 }
 passes 1 model gpt --layers 12 --hidden 768 --heads 12 --sequence 1024 --vocab 50257 --output "$scratch/g.h5"
 cluster=inputs/clusters/a100x1-v100x1.json
-paper=(plan --input "$scratch/g.h5" --cluster $cluster --layers-per-model 12)
+paper=(plan --input "$scratch/g.h5" --cluster $cluster --layers-per-model 6)
 narrow "${paper[@]}" --output "$scratch/a.h5"
 narrow "${paper[@]}" --microbatches 16 --recompute all --offload optimizer --output "$scratch/b.h5"
 narrow "${paper[@]}" --compare
