@@ -46,6 +46,8 @@ static struct hapt_view shards_extend(const struct hapt_view *view, int dim, int
 static const struct hapt_signature *shards_signature(const struct hapt_op *op, const struct hapt_call *given)
 {
     struct hapt_tensor tensor[HAPT_MAX_INPUTS] = {{0}};
+    if (hapt_op_type_at(op->type)->sign)
+        return hapt_op_signature(op->type); /* its dimensions are indexed by no values */
     const struct hapt_graph graph = {.tensor = tensor, .tensor_count = HAPT_MAX_INPUTS};
     struct hapt_op local = *op;
     for (int i = 0; i < op->input_count; i++) {

@@ -10,8 +10,11 @@
  * - "!"    this dimension cannot be sharded in that operand
  * - "!+"   nor can it, and it may be longer than the letter's size, which an operand before it gives
  * - "~"    indexed by an integer operand: a shard serves the values in its range; the last shards may be padded
- * - "..."  any number of leading dimensions, equal in all operands that have it; they get letters b, t, y, z (reserved)
+ * - "..."  any number of leading dimensions, equal in all operands that have it; they get letters b, t, y, z, k (reserved)
  * - "/3h"  three equal blocks, each sharded when letter h is ("/h": one block): heads inside a width
+ *
+ * Where the letters depend on attributes or shapes (reshape), the row's signature is an example, and `sign` writes that
+ * of one operator.
  *
  * Shapes, FLOPs, bytes and all sharding rules are derived from the signature (HAP Fig. 9). If all operands that have
  * letter x are sharded on x, outputs with x are sharded on x, and outputs without it are partial sums (all-reduce).
@@ -22,9 +25,14 @@
 #include "hapt/collective_kind.h"
 #include "hapt/graph.h"
 
+enum { HAPT_SIGNATURE_SIZE = 96 }; /* characters of a signature, with the final zero */
+
 struct hapt_op_type {
     const char *name;
     const char *signature;
+    /* Writes the signature of one operator, without "...", or NULL. It checks the attributes and may read the shapes of
+     * inputs, in backward operators also those of outputs. HAPT_ERR_INPUT names the operator. */
+    enum hapt_status (*sign)(const struct hapt_graph *graph, const struct hapt_op *op, char text[HAPT_SIGNATURE_SIZE]);
     /* Element type of each operand, in order, "icc->c": i int32, f always fp32, c the compute type (fp32 or bf16, the
      * same for all c operands of one call). */
     const char *dtypes;
@@ -61,6 +69,8 @@ struct hapt_op_type {
     /* Linear in all inputs together, so partial sums in give partial sums out. (HAP Fig. 9 names none; sums and copies
      * qualify.) */
     bool linear;
+    /* Its gradients have the compute type, so it reads no parameter itself, but a copy of it. */
+    bool reads_no_parameter;
     /* integer[0] is the number of values of a statistic over a whole microbatch: a multiple of its rows. */
     bool counts_batch;
     /* Inputs that are running statistics, a bit each: parameters that training averages and does not differentiate. */
@@ -87,10 +97,12 @@ struct hapt_signature_operand {
     bool ellipsis; /* written with "..." */
 };
 struct hapt_signature {
+    const char *text; /* what it was read from */
     int input_count, output_count;
     struct hapt_signature_operand input[HAPT_MAX_INPUTS], output[HAPT_MAX_OUTPUTS];
 };
-/* Signature of an operator in a graph. "..." has as many dimensions as in the first operand that has it. */
+/* Signature of an operator in a graph. "..." has as many dimensions as in the first operand that has it. Where `sign`
+ * fails, that of the row. Safe in several threads. */
 const struct hapt_signature *hapt_op_signature_of(const struct hapt_graph *graph, const struct hapt_op *op);
 /* Signature by type alone, for operand counts; "..." stands for two dimensions. */
 const struct hapt_signature *hapt_op_signature(int type);

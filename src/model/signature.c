@@ -1,8 +1,12 @@
 #include "signature.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "hapt/env.h"
 
 static bool operand_parse(const char **cursor, struct hapt_signature_operand *operand)
 {
@@ -47,7 +51,7 @@ static bool side_parse(const char **cursor, int limit, struct hapt_signature_ope
 
 bool hapt_signature_parse(const char *text, struct hapt_signature *signature)
 {
-    memset(signature, 0, sizeof *signature);
+    *signature = (struct hapt_signature){.text = text};
     if (!side_parse(&text, HAPT_MAX_INPUTS, signature->input, &signature->input_count)) return false;
     if (strncmp(text, "->", 2) != 0) return false;
     text += 2;
@@ -55,8 +59,8 @@ bool hapt_signature_parse(const char *text, struct hapt_signature *signature)
 }
 
 /* "..." is replaced by the first `leading` of these letters. */
-static const char leading_letter[] = "btyz";
-enum { MAX_LEADING = 4, USUAL_LEADING = 2 };
+static const char leading_letter[] = "btyzk";
+enum { MAX_LEADING = 5, USUAL_LEADING = 2 };
 
 static void operand_expand(struct hapt_signature_operand *operand, int leading)
 {
@@ -102,9 +106,53 @@ const struct hapt_signature *hapt_op_signature(int type)
     return &parsed[type][USUAL_LEADING];
 }
 
+/* Signatures that `sign` has written, parsed. There are few different ones, and they stay. */
+struct written {
+    struct written *next;
+    char text[HAPT_SIGNATURE_SIZE];
+    struct hapt_signature signature;
+};
+enum { BUCKETS = 256 };
+static _Atomic(struct written *) bucket[BUCKETS];
+static pthread_mutex_t writing = PTHREAD_MUTEX_INITIALIZER;
+
+static const struct hapt_signature *find_written(const struct written *at, const char *text)
+{
+    while (at && strcmp(at->text, text) != 0) at = at->next;
+    return at ? &at->signature : NULL;
+}
+
+static const struct hapt_signature *parsed_of(const char *text)
+{
+    _Atomic(struct written *) *head = &bucket[hapt_hash(0, text, strlen(text)) % BUCKETS];
+    const struct hapt_signature *found = find_written(atomic_load_explicit(head, memory_order_acquire), text);
+    if (found) return found;
+    pthread_mutex_lock(&writing);
+    struct written *first = atomic_load_explicit(head, memory_order_relaxed);
+    found = find_written(first, text);
+    if (!found) {
+        struct written *made = calloc(1, sizeof *made);
+        HAPT_ASSERT(made != NULL);
+        made->next = first;
+        snprintf(made->text, sizeof made->text, "%s", text);
+        HAPT_ASSERT(hapt_signature_parse(made->text, &made->signature));
+        atomic_store_explicit(head, made, memory_order_release);
+        found = &made->signature;
+    }
+    pthread_mutex_unlock(&writing);
+    return found;
+}
+
 const struct hapt_signature *hapt_op_signature_of(const struct hapt_graph *graph, const struct hapt_op *op)
 {
     const struct hapt_signature *usual = hapt_op_signature(op->type), *none = &parsed[op->type][0];
+    const struct hapt_op_type *type = hapt_op_type_at(op->type);
+    char text[HAPT_SIGNATURE_SIZE];
+    if (type->sign) {
+        if (type->sign(graph, op, text) == HAPT_OK) return parsed_of(text);
+        hapt_fail_reset();
+        return usual;
+    }
     for (int i = 0; i < op->input_count && i < usual->input_count; i++) {
         if (!none->input[i].ellipsis || op->input[i] < 0) continue;
         const int leading = graph->tensor[op->input[i]].dims - none->input[i].dims;
@@ -130,10 +178,10 @@ static enum hapt_status bind_dtype(const struct hapt_op *op, const struct hapt_t
                      op->name, hapt_op_type_at(op->type)->name, tensor->name, hapt_dtype_name(tensor->dtype));
 }
 
-static enum hapt_status bind_operand(const struct hapt_op *op, const struct hapt_signature_operand *operand,
-                                     const struct hapt_tensor *tensor, struct hapt_letter_sizes *sizes)
+static enum hapt_status bind_operand(const struct hapt_op *op, const char *signature,
+                                     const struct hapt_signature_operand *operand, const struct hapt_tensor *tensor,
+                                     struct hapt_letter_sizes *sizes)
 {
-    const char *signature = hapt_op_type_at(op->type)->signature;
     const int dims = operand->dims == 0 ? 1 : operand->dims;
     if (tensor->dims != dims || (operand->dims == 0 && tensor->shape[0] != 1))
         return hapt_fail(HAPT_ERR_INPUT, "compare its dimensions with the signature",
@@ -164,15 +212,15 @@ enum hapt_status hapt_signature_bind(const struct hapt_graph *graph, const struc
             if (signature->input[i].optional) continue;
             return hapt_fail(HAPT_ERR_INPUT, "only operands with '?' in the signature are optional",
                              "operator %s (%s, %s) lacks input %d", op->name, hapt_op_type_at(op->type)->name,
-                             hapt_op_type_at(op->type)->signature, i);
+                             signature->text, i);
         }
         HAPT_TRY(bind_dtype(op, &graph->tensor[index], code[i], compute));
-        HAPT_TRY(bind_operand(op, &signature->input[i], &graph->tensor[index], sizes));
+        HAPT_TRY(bind_operand(op, signature->text, &signature->input[i], &graph->tensor[index], sizes));
     }
     code += signature->input_count + 2;
     for (int o = 0; with_outputs && o < op->output_count; o++) {
         HAPT_TRY(bind_dtype(op, &graph->tensor[op->output[o]], code[o], compute));
-        HAPT_TRY(bind_operand(op, &signature->output[o], &graph->tensor[op->output[o]], sizes));
+        HAPT_TRY(bind_operand(op, signature->text, &signature->output[o], &graph->tensor[op->output[o]], sizes));
     }
     return HAPT_OK;
 }
@@ -183,7 +231,15 @@ enum hapt_status hapt_op_infer(const struct hapt_graph *graph, const struct hapt
     const struct hapt_signature *signature = hapt_op_signature_of(graph, op);
     struct hapt_letter_sizes sizes;
     enum hapt_dtype compute;
+    char text[HAPT_SIGNATURE_SIZE];
+    if (type->sign) HAPT_TRY(type->sign(graph, op, text));
     HAPT_TRY(hapt_signature_bind(graph, op, false, &sizes, &compute));
+    for (int i = 0; type->reads_no_parameter && i < op->input_count; i++) {
+        if (op->input[i] < 0 || graph->tensor[op->input[i]].kind != HAPT_TENSOR_PARAMETER) continue;
+        return hapt_fail(HAPT_ERR_INPUT, "let it read the result of the operator copy",
+                         "operator %s (%s) reads parameter %s itself", op->name, type->name,
+                         graph->tensor[op->input[i]].name);
+    }
     for (int o = 0; o < signature->output_count; o++) {
         const struct hapt_signature_operand *operand = &signature->output[o];
         const char code = type->dtypes[signature->input_count + 2 + o];

@@ -43,6 +43,15 @@ static int64_t size_of_image_letter(char letter)
     return letter == 'k' || letter == 'l' ? 3 : letter == 'b' || letter == 'c' ? 4 : letter == 'f' ? 4 * 6 * 6 : 6;
 }
 
+/* As the attributes of sample_attributes ask for. */
+static const struct {
+    const char *name;
+    char letter;
+    int64_t size;
+} shape_sizes[] = {{"reshape", 'f', 24},         {"reshape", 'e', 3},           {"expand", 'e', 1},
+                   {"expand_dx", 'e', 1},        {"strided_slice", 'e', 3},     {"pad", 'e', 17},
+                   {"strided_slice_dx", 'c', 8}, {"strided_slice_dx", 'e', 12}, {"concat", 'f', 12 + 24}};
+
 static int64_t size_of_letter(int type, char letter)
 {
     if (of_images(type)) return size_of_image_letter(letter);
@@ -53,6 +62,8 @@ static int64_t size_of_letter(int type, char letter)
         if (strchr("hw", letter)) return 3;
         if (letter == 'p') return 4;
     }
+    for (size_t s = 0; s < sizeof shape_sizes / sizeof *shape_sizes; s++)
+        if (strcmp(name, shape_sizes[s].name) == 0 && letter == shape_sizes[s].letter) return shape_sizes[s].size;
     if (strncmp(name, "class_token", 11) == 0 && strchr("uwpm", letter)) return letter == 'p' ? 5 : 1;
     if (strcmp(name, "dropout") == 0 && letter == 'k') return 2;                 /* numbers of a key */
     if (strncmp(name, "class_and_mean", 14) == 0 && letter == 'e') return 2 * 8; /* 2 d */
@@ -125,6 +136,25 @@ static double input_value(int type, const struct operand *operand, char code, in
     return code == 'i' ? (double)(hapt_random_next(random) % 10) : (float)(2 * hapt_random_unit(random) - 1);
 }
 
+/* Attributes with which operators have the signature of their row (of those that write their own). */
+static void sample_attributes(struct hapt_op *op, const char *name)
+{
+    static const struct {
+        const char *name;
+        int64_t integer[HAPT_MAX_ATTRIBUTES];
+    } samples[] = {{"permute", {0, 2, 1}},          {"reshape", {-1, 8, 3}}, {"expand", {4}},
+                   {"strided_slice", {1, 3, 9, 2}}, {"pad", {1, 2, 3}},      {"concat", {1}},
+                   {"strided_slice_dx", {1, 1, 9}}};
+    for (size_t s = 0; s < sizeof samples / sizeof *samples; s++)
+        if (strcmp(name, samples[s].name) == 0) memcpy(op->integer, samples[s].integer, sizeof op->integer);
+    if (strcmp(name, "sum") == 0 || strcmp(name, "mean") == 0 || strcmp(name, "sum_dx") == 0 ||
+        strcmp(name, "mean_dx") == 0)
+        op->integer[0] = 4;
+    if (strcmp(name, "leaky_relu") == 0 || strcmp(name, "elu") == 0) op->real[0] = 0.3;
+    if (strcmp(name, "clamp") == 0) op->real[0] = -0.5, op->real[1] = 0.7;
+    if (strcmp(name, "power") == 0) op->real[0] = 2;
+}
+
 static void prepare(struct job *job, int type, bool optional)
 {
     const struct hapt_op_type *row = hapt_op_type_at(type);
@@ -139,6 +169,7 @@ static void prepare(struct job *job, int type, bool optional)
     if (strncmp(row->name, "head_rms_norm", 13) == 0) job->op.integer[0] = 2;
     if (strcmp(row->name, "scale") == 0 || strncmp(row->name, "softcap", 7) == 0) job->op.real[0] = 1.5;
     if (strcmp(row->name, "dropout") == 0) job->op.real[0] = 0.4;
+    sample_attributes(&job->op, row->name);
     if (strstr(row->name, "batch_")) job->op.integer[0] = 4 * 6 * 6;
     if (strstr(row->name, "conv2d")) job->op.integer[0] = job->op.integer[1] = 1;
     if (strstr(row->name, "max_pool")) job->op.integer[0] = 3, job->op.integer[1] = job->op.integer[2] = 1;

@@ -1,4 +1,5 @@
-/* Linear layers: y = x w + b and its gradients, with w as [in][out] ("linear") or [out][in] ("linear_t"). */
+/* Linear layers: y = x w + b and its gradients, with w as [in][out] ("linear") or [out][in] ("linear_t"). Products of
+ * activations, matrix by matrix ("matmul"). */
 #include "gemm.h"
 #include "isa.h"
 #include "products.h"
@@ -198,6 +199,43 @@ static size_t dw_t_workspace(const struct hapt_call *call)
     return weight_gradient_workspace(call, true);
 }
 
+/* One matrix of a matmul. integer[0] bit 0: a is stored transposed; bit 1: b is. */
+static struct gemm matmul_gemm(const struct hapt_call *call, enum hapt_dtype dtype)
+{
+    const struct hapt_view *a = &call->input[0], *y = &call->output[0];
+    const bool transpose_a = call->integer[0] & 1, transpose_b = call->integer[0] >> 1 & 1;
+    return (struct gemm){.m = y->shape[y->dims - 2],
+                         .n = y->shape[y->dims - 1],
+                         .k = a->shape[a->dims - (transpose_a ? 2 : 1)],
+                         .transpose_a = transpose_a,
+                         .transpose_b = transpose_b,
+                         .in = dtype,
+                         .out = dtype,
+                         .accumulate = call->accumulate & 1u,
+                         .threads = call->threads};
+}
+
+static size_t matmul_workspace(const struct hapt_call *call)
+{
+    const struct gemm gemm = matmul_gemm(call, HAPT_BF16);
+    return ISA_NAME(hapt_cpu_product_workspace)(&gemm);
+}
+
+static enum hapt_status matmul_run(const struct hapt_call *call, enum hapt_dtype dtype)
+{
+    struct gemm gemm = matmul_gemm(call, dtype);
+    const int64_t bytes = (int64_t)hapt_dtype_bytes(dtype),
+                  count = hapt_view_elements(&call->output[0]) / (gemm.m * gemm.n);
+    for (int64_t k = 0; k < count; k++) {
+        gemm.a = (const char *)call->input[0].data + k * gemm.m * gemm.k * bytes;
+        gemm.b = (const char *)call->input[1].data + k * gemm.k * gemm.n * bytes;
+        gemm.c = (char *)call->output[0].data + k * gemm.m * gemm.n * bytes;
+        HAPT_TRY(ISA_NAME(hapt_product_run)(call, &gemm, call->workspace));
+    }
+    return HAPT_OK;
+}
+
+KERNELS(matmul, return matmul_run(call, dtype))
 KERNELS(forward, return linear_forward(call, dtype, false))
 KERNELS(forward_t, return linear_forward(call, dtype, true))
 KERNELS(dx, return linear_input_gradient(call, dtype, false))
@@ -218,5 +256,7 @@ const struct cpu_kernel ISA_NAME(hapt_cpu_linear)[] = {
     {HAPT_BF16, {"linear_dw", dw_workspace, dw_bf16}},
     {HAPT_F32, {"linear_t_dw", bias_workspace, dw_t_f32}},
     {HAPT_BF16, {"linear_t_dw", dw_t_workspace, dw_t_bf16}},
+    {HAPT_F32, {"matmul", NULL, matmul_f32}},
+    {HAPT_BF16, {"matmul", matmul_workspace, matmul_bf16}},
     {HAPT_F32, {NULL, NULL, NULL}},
 };

@@ -1,4 +1,5 @@
-/* Linear layers: y = x w + b and its gradients, with w as [in][out] ("linear") or [out][in] ("linear_t"). */
+/* Linear layers: y = x w + b and its gradients, with w as [in][out] ("linear") or [out][in] ("linear_t"). Products of
+ * activations, matrix by matrix ("matmul"). */
 #include "kernels.h"
 #include "product.h"
 #include "rows.cuh"
@@ -91,6 +92,29 @@ static enum hapt_status dw_run(const struct hapt_call *call, struct hapt_queue *
     return product_run(&p, call->workspace, call->workspace_bytes, queue);
 }
 
+/* input: a, b; output: y; all leading dimensions are batches. integer[0] bit 0: a is stored transposed; bit 1: b is. */
+template <class Element> static enum hapt_status matmul_run(const struct hapt_call *call, struct hapt_queue *queue)
+{
+    const struct hapt_view *a = &call->input[0], *y = &call->output[0];
+    struct product p = {};
+    if (hapt_view_elements(y) == 0) return HAPT_OK;
+    p.transpose_a = call->integer[0] & 1;
+    p.transpose_b = call->integer[0] >> 1 & 1;
+    p.m = y->shape[y->dims - 2];
+    p.n = y->shape[y->dims - 1];
+    p.k = a->shape[a->dims - (p.transpose_a ? 2 : 1)];
+    p.batches = hapt_view_elements(y) / (p.m * p.n);
+    p.stride_a = p.m * p.k;
+    p.stride_b = p.k * p.n;
+    p.stride_c = p.m * p.n;
+    p.in = p.out = type_of<Element>::DTYPE;
+    p.a = a->data;
+    p.b = call->input[1].data;
+    p.c = y->data;
+    p.accumulate = call->accumulate & 1u;
+    return product_run(&p, call->workspace, call->workspace_bytes, queue);
+}
+
 extern const struct cuda_kernel hapt_cuda_linear[] = {
     CUDA_KERNELS_WITH("linear", workspace_bytes, forward_run, false),
     CUDA_KERNELS_WITH("linear_t", workspace_bytes, forward_run, true),
@@ -98,5 +122,6 @@ extern const struct cuda_kernel hapt_cuda_linear[] = {
     CUDA_KERNELS_WITH("linear_t_dx", workspace_bytes, dx_run, true),
     CUDA_KERNELS_WITH("linear_dw", dw_workspace, dw_run, false),
     CUDA_KERNELS_WITH("linear_t_dw", dw_workspace, dw_run, true),
+    CUDA_KERNELS("matmul", workspace_bytes, matmul_run),
     CUDA_KERNELS_END,
 };

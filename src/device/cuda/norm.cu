@@ -6,29 +6,16 @@
 #include "rows.cuh"
 
 /*
- * Rows of at most NARROW elements take a warp each, others a block. A thread keeps up to SLOTS packs of its row in
- * registers; rows of more packs are read again, which comes from the cache. For rows of at most SLOTS
- * packs, the backward pass also sums dgamma and dbeta on the way: a block has a part of the rows, whose sums are added
- * up afterwards.
+ * A thread keeps up to SLOTS packs of its row in registers; rows of more packs are read again, which comes from the
+ * cache. For rows of at most SLOTS packs, the backward pass also sums dgamma and dbeta on the way: a block has a part
+ * of the rows, whose sums are added up afterwards.
  */
-enum { THREADS = 256, WARPS = THREADS / 32, NARROW = 1024, SLOTS = 4, PARTS = 256, PART_ROWS = 16 };
-
-template <bool WARP> static __device__ __forceinline__ float row_total(float value, float *shared)
-{
-    return WARP ? warp_sum(value) : block_sum(value, shared);
-}
-
-/* The rows of this warp or block, and its elements in each. */
-#define FOR_ROWS(row, rows)                                                                                         \
-    const int team = WARP ? 32 : THREADS, member = WARP ? threadIdx.x & 31 : threadIdx.x, teams = WARP ? WARPS : 1; \
-    for (int64_t row = (int64_t)blockIdx.x * teams + (WARP ? threadIdx.x >> 5 : 0); row < (rows);                   \
-         row += (int64_t)gridDim.x * teams)
-#define FOR_COLUMNS(c, columns) for (int64_t c = (int64_t)member * N; c < (columns); c += (int64_t)team * N)
+enum { THREADS = ROW_THREADS, WARPS = ROW_WARPS, SLOTS = 4, PARTS = 256, PART_ROWS = 16 };
 
 /* Packs of N elements that each thread has of a row. */
 static int64_t slots_of(int64_t columns, int n)
 {
-    const int64_t wide = (columns <= NARROW ? 32 : THREADS) * (int64_t)n;
+    const int64_t wide = (columns <= NARROW_ROW ? 32 : THREADS) * (int64_t)n;
     return (columns + wide - 1) / wide;
 }
 
@@ -283,11 +270,6 @@ template <class Element, bool CENTRED> struct norm_term {
     }
 };
 
-static dim3 row_blocks(int64_t rows, bool warp)
-{
-    return blocks_for(rows, warp ? THREADS / 32 : 1);
-}
-
 /* Runs KERNEL for the packs that a thread has of a row. */
 #define SLOTS_LAUNCH(KERNEL, slots, ...)                                      \
     (slots == 1   ? launch(KERNEL<Element, N, CENTRED, WARP, 1>, __VA_ARGS__) \
@@ -326,7 +308,7 @@ static enum hapt_status norm_run(const struct hapt_call *call, struct hapt_queue
     norm.offset = (float)call->real[1];
     const bool packed = packs_fit<Element>(norm.columns, norm.x, norm.gamma, norm.beta, norm.y);
     constexpr int N = pack<Element>::COUNT;
-    if (norm.columns <= NARROW)
+    if (norm.columns <= NARROW_ROW)
         return packed ? norm_launch<Element, N, CENTRED, true>(norm, queue)
                       : norm_launch<Element, 1, CENTRED, true>(norm, queue);
     return packed ? norm_launch<Element, N, CENTRED, false>(norm, queue)
@@ -382,7 +364,7 @@ static enum hapt_status backward_run(const struct hapt_call *call, struct hapt_q
     job.accumulate = call->accumulate & 1u;
     const bool packed = packs_fit<Element>(job.columns, job.x, job.gamma, job.dy, job.dx);
     constexpr int N = pack<Element>::COUNT;
-    if (job.columns <= NARROW)
+    if (job.columns <= NARROW_ROW)
         return packed ? backward_launch<Element, N, CENTRED, true>(call, queue, job)
                       : backward_launch<Element, 1, CENTRED, true>(call, queue, job);
     return packed ? backward_launch<Element, N, CENTRED, false>(call, queue, job)

@@ -1,62 +1,12 @@
 /* Element-wise kernels: add, scale, copy, gelu, GeGLU, relu, soft caps, dropout, convert, zero. */
 #include "kernels.h"
+#include "maps.cuh"
 #include "rows.cuh"
 
 #define HAPT_PHILOX_FUNCTION static __host__ __device__ __forceinline__
 #include "hapt/philox.h"
 
 enum { THREADS = 256 };
-
-static int64_t elements_of(const struct hapt_view *view)
-{
-    return hapt_view_elements(view);
-}
-
-/* out[i] = f(a[i], b[i]) (+ out[i]); an absent b counts as 0. Four elements per thread and turn. */
-template <class From, class To, class Function>
-__global__ void map_kernel(const From *a, const From *b, To *out, int64_t count, bool accumulate, Function function)
-{
-    for (GRID_STRIDE(i, count)) {
-        const float value = function(to_float(a[i]), b ? to_float(b[i]) : 0.0f);
-        out[i] = from_float<To>(accumulate ? to_float(out[i]) + value : value);
-    }
-}
-
-/* The same for elements of one type, 16 bytes at a time. */
-template <class Element, class Function>
-__global__ void map_packs(const pack<Element> *a, const pack<Element> *b, pack<Element> *out, int64_t packs,
-                          bool accumulate, Function function)
-{
-    for (GRID_STRIDE(i, packs)) {
-        const pack<Element> x = a[i], y = b ? b[i] : a[i];
-        pack<Element> result = {};
-        if (accumulate) result = out[i];
-        for (int e = 0; e < pack<Element>::COUNT; e++) {
-            const float value = function(to_float(x.element[e]), b ? to_float(y.element[e]) : 0.0f);
-            result.element[e] = from_float<Element>(accumulate ? to_float(result.element[e]) + value : value);
-        }
-        out[i] = result;
-    }
-}
-
-template <class From, class To, class Function>
-static enum hapt_status map(const struct hapt_call *call, struct hapt_queue *queue, const void *a, const void *b,
-                            Function function)
-{
-    const int64_t count = elements_of(&call->output[0]);
-    const bool accumulate = call->accumulate & 1u;
-    void *out = call->output[0].data;
-    int64_t packed = 0;
-    if constexpr (sizeof(From) == sizeof(To)) {
-        if (aligned_16(a) && aligned_16(b) && aligned_16(out)) packed = count / pack<From>::COUNT;
-        HAPT_TRY(launch(map_packs<From, Function>, blocks_for(packed, THREADS), THREADS, 0, queue,
-                        (const pack<From> *)a, (const pack<From> *)b, (pack<From> *)out, packed, accumulate, function));
-        packed *= pack<From>::COUNT;
-    }
-    return launch(map_kernel<From, To, Function>, blocks_for(count - packed, THREADS), THREADS, 0, queue,
-                  (const From *)a + packed, b ? (const From *)b + packed : NULL, (To *)out + packed, count - packed,
-                  accumulate, function);
-}
 
 /* gelu(x) = x P(x). The tanh form's P is sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3); the other form's is the normal
  * distribution. */
@@ -147,23 +97,6 @@ struct relu_backward {
     }
 };
 
-struct sum {
-    __device__ float operator()(float a, float b) const
-    {
-        return a + b;
-    }
-};
-
-/* map for operators that never add to their output; only their gradients do. */
-template <class Element, class Function>
-static enum hapt_status map_plain(const struct hapt_call *call, struct hapt_queue *queue, const void *a, const void *b,
-                                  Function function)
-{
-    struct hapt_call plain = *call;
-    plain.accumulate = 0;
-    return map<Element, Element>(&plain, queue, a, b, function);
-}
-
 template <class Element> static enum hapt_status gelu_run(const struct hapt_call *call, struct hapt_queue *queue)
 {
     return map_plain<Element>(call, queue, call->input[0].data, NULL,
@@ -218,7 +151,7 @@ static enum hapt_status geglu_backward_run(const struct hapt_call *call, struct 
     job.dy = (const Element *)call->input[2].data;
     job.dgate = (Element *)call->output[0].data;
     job.dup = (Element *)call->output[1].data;
-    job.count = elements_of(&call->input[0]);
+    job.count = hapt_view_elements(&call->input[0]);
     job.packed = packs_fit<Element>(0, job.gate, job.up, job.dy, job.dgate, job.dup);
     job.erf = call->integer[0] != 0;
     job.add_gate = call->accumulate & 1u;
@@ -257,7 +190,7 @@ template <class Element> static enum hapt_status relu_dx_run(const struct hapt_c
 
 template <class Element> static enum hapt_status add_run(const struct hapt_call *call, struct hapt_queue *queue)
 {
-    return map<Element, Element>(call, queue, call->input[0].data, call->input[1].data, sum{});
+    return map<Element, Element>(call, queue, call->input[0].data, call->input[1].data, sum_of{});
 }
 
 /* A thread takes one block of random words, so four elements. */
@@ -298,9 +231,9 @@ template <class From> static enum hapt_status copy_from(const struct hapt_call *
 {
     const void *x = call->input[0].data;
     switch (call->output[0].dtype) {
-    case HAPT_F32: return map<From, float>(call, queue, x, NULL, sum{});
-    case HAPT_BF16: return map<From, __nv_bfloat16>(call, queue, x, NULL, sum{});
-    case HAPT_F16: return map<From, __half>(call, queue, x, NULL, sum{});
+    case HAPT_F32: return map<From, float>(call, queue, x, NULL, sum_of{});
+    case HAPT_BF16: return map<From, __nv_bfloat16>(call, queue, x, NULL, sum_of{});
+    case HAPT_F16: return map<From, __half>(call, queue, x, NULL, sum_of{});
     default: break;
     }
     return cuda_host->fail(HAPT_ERR_INTERNAL, NULL, "the cuda back end cannot copy reals to integers");
@@ -311,7 +244,7 @@ static enum hapt_status copy_any(const struct hapt_call *call, struct hapt_queue
 {
     const enum hapt_dtype from = call->input[0].dtype, to = call->output[0].dtype;
     if (from == to && !call->accumulate) {
-        const int64_t bytes = elements_of(&call->output[0]) * (to == HAPT_F32 || to == HAPT_I32 ? 4 : 2);
+        const int64_t bytes = hapt_view_elements(&call->output[0]) * (to == HAPT_F32 || to == HAPT_I32 ? 4 : 2);
         return cuda_check(cudaMemcpyAsync(call->output[0].data, call->input[0].data, (size_t)bytes,
                                           cudaMemcpyDeviceToDevice, queue->stream),
                           "a copy");
@@ -326,7 +259,7 @@ static enum hapt_status zero_any(const struct hapt_call *call, struct hapt_queue
 {
     for (int o = 0; o < call->output_count; o++) {
         const struct hapt_view *view = &call->output[o];
-        const int64_t bytes = elements_of(view) * (view->dtype == HAPT_F32 || view->dtype == HAPT_I32 ? 4 : 2);
+        const int64_t bytes = hapt_view_elements(view) * (view->dtype == HAPT_F32 || view->dtype == HAPT_I32 ? 4 : 2);
         if (bytes > 0) HAPT_TRY(cuda_check(cudaMemsetAsync(view->data, 0, (size_t)bytes, queue->stream), "zeroing"));
     }
     return HAPT_OK;

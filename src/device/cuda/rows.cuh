@@ -78,6 +78,28 @@ __device__ __forceinline__ void over(int64_t first, int64_t end, int64_t thread,
     for (int64_t i = high + thread; i < end; i += threads) body(width<1>{}, i);
 }
 
+/* ---- Rows of at most NARROW_ROW elements take a warp each (WARP), others a block of ROW_THREADS ---- */
+
+enum { ROW_THREADS = 256, ROW_WARPS = ROW_THREADS / 32, NARROW_ROW = 1024 };
+
+static inline dim3 row_blocks(int64_t rows, bool warp)
+{
+    return blocks_for(rows, warp ? ROW_WARPS : 1);
+}
+
+template <bool WARP> static __device__ __forceinline__ float row_total(float value, float *shared)
+{
+    return WARP ? warp_sum(value) : block_sum(value, shared);
+}
+
+/* The rows of this warp or block, and its elements in each. */
+#define FOR_ROWS(row, rows)                                                                       \
+    const int team = WARP ? 32 : ROW_THREADS, member = WARP ? threadIdx.x & 31 : threadIdx.x,     \
+              teams = WARP ? ROW_WARPS : 1;                                                       \
+    for (int64_t row = (int64_t)blockIdx.x * teams + (WARP ? threadIdx.x >> 5 : 0); row < (rows); \
+         row += (int64_t)gridDim.x * teams)
+#define FOR_COLUMNS(c, columns) for (int64_t c = (int64_t)member * N; c < (columns); c += (int64_t)team * N)
+
 /* ---- Sums over all rows, column by column ---- */
 
 enum { COLUMN_LANES = 32, COLUMN_WARPS = 8, CHUNK_ROWS = 64, CHUNKS = 128 };
