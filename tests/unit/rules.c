@@ -401,6 +401,93 @@ static void every_operator(void)
     CHECK(exchanging == 2); /* cross-entropy over the vocabulary */
 }
 
+/* Operators that write their signatures, with other shapes and attributes than those of their rows. */
+struct variant {
+    const char *type;
+    int64_t input[2][HAPT_MAX_DIMS + 1], output[HAPT_MAX_DIMS + 1]; /* end with 0; output: of backward operators */
+    int64_t integer[HAPT_MAX_ATTRIBUTES];
+};
+
+static void set_operand(struct operand *operand, const int64_t *shape, int tensor)
+{
+    *operand = (struct operand){.present = shape[0] > 0};
+    for (; shape[operand->dims]; operand->dims++) operand->shape[operand->dims] = shape[operand->dims];
+    set_tensor(tensor, operand);
+}
+
+static void prepare_variant(struct job *job, const struct variant *variant)
+{
+    uint64_t random = 5;
+    struct hapt_tensor made[HAPT_MAX_OUTPUTS] = {{0}};
+    *job = (struct job){.type = hapt_op_type_find(variant->type)};
+    job->op.type = job->type, job->op.name = variant->type;
+    job->op.input_count = hapt_op_signature(job->type)->input_count, job->op.output_count = 1;
+    memcpy(job->op.integer, variant->integer, sizeof variant->integer);
+    for (int i = 0; i < job->op.input_count; i++) {
+        set_operand(&job->input[i], variant->input[i], i);
+        job->op.input[i] = job->input[i].present ? i : -1;
+        for (int64_t k = 0; job->input[i].present && k < elements_of(&job->input[i]); k++)
+            job->input[i].value[k] = (float)(2 * hapt_random_unit(&random) - 1);
+    }
+    job->op.output[0] = HAPT_MAX_INPUTS;
+    if (variant->output[0]) {
+        set_operand(&job->output[0], variant->output, HAPT_MAX_INPUTS);
+    } else {
+        CHECK_OK(hapt_op_infer(&graph, &job->op, made));
+        job->output[0].dims = made[0].dims;
+        memcpy(job->output[0].shape, made[0].shape, sizeof made[0].shape);
+        set_tensor(HAPT_MAX_INPUTS, &job->output[0]);
+    }
+    job->signature = hapt_op_signature_of(&graph, &job->op);
+}
+
+static void written_signatures(void)
+{
+    static const struct variant variants[] = {
+        {"permute", {{4, 6, 2, 8}}, {0}, {3, 1, 0, 2}},
+        {"permute", {{2, 4, 1, 6, 2}}, {0}, {0, 1, 3, 4, 2}},
+        {"reshape", {{4, 6, 16}}, {0}, {-1, 6, 2, 8}},
+        {"reshape", {{4, 6, 2, 8}}, {0}, {-1, 6, 16}},
+        {"reshape", {{4, 6, 16}}, {0}, {-1, 16}},
+        {"reshape", {{24, 16}}, {0}, {4, 6, 16}},
+        {"reshape", {{4, 12, 2, 8}}, {0}, {-1, 6, 4, 8}},
+        {"reshape", {{4, 8, 3}}, {0}, {-1, 4, 6}},
+        {"reshape", {{4, 1, 6}}, {0}, {4, 6}},
+        {"reshape", {{12, 4}}, {0}, {6, 8}},
+        {"expand", {{4, 1, 6}, {4, 8, 6}}, {0}, {0}},
+        {"expand", {{1, 6, 1, 1}, {4, 6, 2, 4}}, {0}, {0}},
+        {"expand", {{4, 1, 6}}, {0}, {0, 8}},
+        {"expand_dx", {{4, 8, 6}}, {4, 1, 6}, {0}},
+        {"expand_dx", {{4, 6, 2, 4}}, {1, 6, 1, 1}, {0}},
+        {"strided_slice", {{4, 6, 9}}, {0}, {2, 1, 8, 3}},
+        {"strided_slice_dx", {{4, 6, 3}}, {4, 6, 9}, {2, 1, 8, 3}},
+        {"pad", {{4, 6, 9}}, {0}, {2, 1, 2}},
+        {"concat", {{4, 6, 2}, {4, 6, 6}}, {0}, {2}},
+        {"concat", {{4, 3, 2, 6}, {4, 5, 2, 6}}, {0}, {1}},
+        {"sum", {{4, 6, 8}}, {0}, {1}},
+        {"sum", {{4, 6, 2, 8}}, {0}, {12, 1}},
+        {"sum", {{4, 6, 8}}, {0}, {7}},
+        {"sum_dx", {{6, 8}}, {4, 6, 8}, {1}},
+        {"sum_dx", {{4, 6, 1, 1}}, {4, 6, 2, 8}, {12, 1}},
+        {"mean", {{4, 6, 2, 8}}, {0}, {12}},
+        {"mean", {{4, 6, 8}}, {0}, {2, 1}},
+        {"mean_dx", {{4, 1, 8}}, {4, 6, 8}, {2, 1}},
+        {"matmul", {{4, 2, 6, 8}, {4, 2, 8, 10}}, {0}, {0}},
+        {"matmul", {{4, 8, 6}, {4, 8, 10}}, {0}, {1}},
+        {"matmul", {{4, 6, 8}, {4, 10, 8}}, {0}, {2}},
+        {"matmul", {{8, 6}, {10, 8}}, {0}, {3}},
+    };
+    static struct job job;
+    const int before = applied;
+    for (size_t v = 0; v < sizeof variants / sizeof *variants; v++) {
+        prepare_variant(&job, &variants[v]);
+        run(&job, &job.op, job.input, job.output, false, 0, 0);
+        for (char letter = 'a'; letter <= 'z'; letter++) try_letter(&job, letter);
+        try_partial(&job);
+    }
+    CHECK_MESSAGE(applied - before >= 70, "%d applied", applied - before);
+}
+
 #define REPLICATED                       \
     {                                    \
         .kind = HAPT_PROPERTY_REPLICATED \
@@ -474,6 +561,7 @@ int main(int argc, char **argv)
 {
     test_init(&argc, &argv);
     RUN(every_operator);
+    RUN(written_signatures);
     RUN(impossible_steps);
     RUN(terms);
     return test_finish();
