@@ -1,0 +1,67 @@
+"""The smallest forms of models that tests/coverage exports: NAME: a function that returns (model, inputs, targets). The names are those of
+Pfeife's table 3 (TorchBench), as far as torchvision and transformers have the model."""
+import torch
+import torchvision.models as vision
+import transformers as hf
+
+ROWS, TOKENS, CLASSES, VOCABULARY = 2, 16, 10, 64
+FIRST_TOKEN = 2  # those before it are padding in some models, whose embedding PyTorch does not train
+SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+QUIET = {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0, "max_position_embeddings": 20}
+
+
+def images(size, rows):
+    return torch.randn(rows, 3, size, size), torch.randint(0, CLASSES, (rows,))
+
+
+def tokens():
+    return torch.randint(FIRST_TOKEN, VOCABULARY, (ROWS, TOKENS)), torch.randint(FIRST_TOKEN, VOCABULARY, (ROWS, TOKENS))
+
+
+def without_dropout(model):
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    return model
+
+
+def of_images(make, size=32, rows=ROWS):
+    """Batch norms over few values magnify rounding errors: such models need more rows."""
+    return lambda: (without_dropout(make().train()),) + images(size, rows)
+
+
+def of_tokens(make):
+    return lambda: (without_dropout(make().train()),) + tokens()
+
+
+def gpt2():
+    return hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=VOCABULARY, n_positions=TOKENS, n_embd=32, n_layer=2, n_head=2, resid_pdrop=0, embd_pdrop=0,
+                                            attn_pdrop=0, use_cache=False, bos_token_id=0, eos_token_id=0))
+
+
+def distilbert():
+    return hf.DistilBertForMaskedLM(hf.DistilBertConfig(vocab_size=VOCABULARY, max_position_embeddings=TOKENS, n_layers=2, n_heads=2, dim=32,
+                                                        hidden_dim=64, dropout=0, attention_dropout=0))
+
+
+def opt():
+    return hf.OPTForCausalLM(hf.OPTConfig(**SMALL, ffn_dim=64, dropout=0, word_embed_proj_dim=32, max_position_embeddings=TOKENS, use_cache=False))
+
+
+MODELS = {
+    "alexnet": of_images(lambda: vision.alexnet(num_classes=CLASSES), 64),
+    "densenet121": of_images(lambda: vision.DenseNet(8, (2, 2), 16, num_classes=CLASSES), 64, 8),
+    "hf_Albert": of_tokens(lambda: hf.AlbertForMaskedLM(hf.AlbertConfig(**SMALL, **QUIET, embedding_size=16))),
+    "hf_Bert": of_tokens(lambda: hf.BertForMaskedLM(hf.BertConfig(**SMALL, **QUIET))),
+    "hf_BigBird": of_tokens(lambda: hf.BigBirdForMaskedLM(hf.BigBirdConfig(**SMALL, **QUIET, attention_type="original_full", use_cache=False))),
+    "hf_DistilBert": of_tokens(distilbert),
+    "hf_GPT2": of_tokens(gpt2),
+    "gpt_neox": of_tokens(lambda: hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(**SMALL, max_position_embeddings=TOKENS, use_cache=False))),
+    "llama": of_tokens(lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**SMALL, use_cache=False))),
+    "opt": of_tokens(opt),
+    "resnet18": of_images(lambda: vision.ResNet(vision.resnet.BasicBlock, [1, 1, 1, 1], num_classes=CLASSES), 64, 16),
+    "resnet50": of_images(lambda: vision.ResNet(vision.resnet.Bottleneck, [1, 1, 1, 1], num_classes=CLASSES), 64, 16),
+    "squeezenet1_1": of_images(lambda: vision.squeezenet1_1(num_classes=CLASSES), 64),
+    "timm_vision_transformer": of_images(lambda: vision.VisionTransformer(32, 8, 2, 2, 32, 64, num_classes=CLASSES)),
+    "vgg16": of_images(lambda: vision.vgg11_bn(num_classes=CLASSES)),
+}
