@@ -17,8 +17,8 @@ static int64_t window_positions(int64_t extent, int64_t kernel, int64_t stride, 
     return room < 0 ? 0 : room / stride + 1;
 }
 
-static enum hapt_status infer_sliding_window(const struct hapt_op *op, const int64_t *image, const int64_t *kernel,
-                                             int64_t stride, int64_t padding, struct hapt_tensor *output)
+enum hapt_status hapt_op_infer_window(const struct hapt_op *op, const int64_t *image, const int64_t *kernel,
+                                      int64_t stride, int64_t padding, struct hapt_tensor *output)
 {
     if (stride < 1 || stride > MAX_KERNEL) return hapt_op_bad_attribute(op, "its stride is not between 1 and 32768");
     if (padding < 0 || padding > MAX_KERNEL) return hapt_op_bad_attribute(op, "its padding is not between 0 and 32768");
@@ -35,7 +35,7 @@ static enum hapt_status infer_conv2d(const struct hapt_graph *graph, const struc
                                      struct hapt_tensor *output)
 {
     const int64_t *x = graph->tensor[op->input[0]].shape, *w = graph->tensor[op->input[1]].shape;
-    return infer_sliding_window(op, x + 2, w + 2, op->integer[0], op->integer[1], &output[0]);
+    return hapt_op_infer_window(op, x + 2, w + 2, op->integer[0], op->integer[1], &output[0]);
 }
 
 static enum hapt_status infer_max_pool(const struct hapt_graph *graph, const struct hapt_op *op,
@@ -43,7 +43,7 @@ static enum hapt_status infer_max_pool(const struct hapt_graph *graph, const str
 {
     const int64_t kernel[2] = {op->integer[0], op->integer[0]};
     if (op->integer[2] > kernel[0] / 2) return hapt_op_bad_attribute(op, "its padding exceeds half its kernel");
-    return infer_sliding_window(op, graph->tensor[op->input[0]].shape + 2, kernel, op->integer[1], op->integer[2],
+    return hapt_op_infer_window(op, graph->tensor[op->input[0]].shape + 2, kernel, op->integer[1], op->integer[2],
                                 &output[0]);
 }
 

@@ -13,7 +13,7 @@
 /* Each group ends with a row without a name. */
 extern const struct hapt_op_type hapt_ops_transformer[], hapt_ops_llama[], hapt_ops_patches[], hapt_ops_moe[],
     hapt_ops_image[], hapt_ops_collective[], hapt_ops_decoder[], hapt_ops_running[], hapt_ops_documents[],
-    hapt_ops_shape[], hapt_ops_maps[];
+    hapt_ops_shape[], hapt_ops_maps[], hapt_ops_grouped[];
 
 /* Gradient rule of y = product of x and w, plus a bias. Operator `dx` computes x's gradient from dy and w, operator
  * `dw` those of w and the bias from x and dy. */
@@ -21,6 +21,9 @@ enum hapt_status hapt_gradient_product(struct hapt_graph *graph, int op, const c
 /* Attribute checks that rows of several groups share. */
 enum hapt_status hapt_op_infer_rms_norm(const struct hapt_graph *graph, const struct hapt_op *op,
                                         struct hapt_tensor *output);
+/* Shape of the places of a window over an image [..][..][y][x], with zeros around it. kernel: its height and width. */
+enum hapt_status hapt_op_infer_window(const struct hapt_op *op, const int64_t *image, const int64_t *kernel,
+                                      int64_t stride, int64_t padding, struct hapt_tensor *output);
 enum hapt_status hapt_op_infer_gate(const struct hapt_graph *graph, const struct hapt_op *op,
                                     struct hapt_tensor *output);
 enum hapt_status hapt_op_infer_attention(const struct hapt_graph *graph, const struct hapt_op *op,

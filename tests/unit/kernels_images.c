@@ -9,17 +9,24 @@ struct convolution_case {
     int64_t rows, in, height, width, out, kernel_height, kernel_width, stride, padding;
 };
 
+/* groups 0: the operator without groups */
+struct grouping {
+    int64_t groups, dilation;
+};
+
 static int64_t places(int64_t extent, int64_t kernel, int64_t stride, int64_t padding)
 {
     return (extent + 2 * padding - kernel) / stride + 1;
 }
 
-/* input: x, w, bias or NULL; integer: stride, padding */
+/* input: x, w, bias or NULL; integer: stride, padding, groups, dilation */
 static void convolution_reference(const struct problem *problem, double *out)
 {
     const struct tensor *x = problem->input[0], *w = problem->input[1], *b = problem->input[2];
     const int64_t *xs = x->view.shape, *ws = w->view.shape, stride = problem->integer[0], padding = problem->integer[1];
-    const int64_t height = places(xs[2], ws[2], stride, padding), width = places(xs[3], ws[3], stride, padding);
+    const int64_t groups = problem->integer[2], holes = problem->integer[3];
+    const int64_t height = places(xs[2], holes * (ws[2] - 1) + 1, stride, padding),
+                  width = places(xs[3], holes * (ws[3] - 1) + 1, stride, padding);
     for (int64_t r = 0; r < xs[0]; r++)
         for (int64_t o = 0; o < ws[0]; o++)
             for (int64_t p = 0; p < height; p++)
@@ -28,29 +35,36 @@ static void convolution_reference(const struct problem *problem, double *out)
                     for (int64_t c = 0; c < ws[1]; c++)
                         for (int64_t k = 0; k < ws[2]; k++)
                             for (int64_t l = 0; l < ws[3]; l++) {
-                                const int64_t i = p * stride - padding + k, j = q * stride - padding + l;
+                                const int64_t i = p * stride - padding + holes * k,
+                                              j = q * stride - padding + holes * l;
                                 if (i < 0 || i >= xs[2] || j < 0 || j >= xs[3]) continue;
-                                sum += x->value[((r * xs[1] + c) * xs[2] + i) * xs[3] + j] *
+                                const int64_t channel = o / (ws[0] / groups) * ws[1] + c;
+                                sum += x->value[((r * xs[1] + channel) * xs[2] + i) * xs[3] + j] *
                                        w->value[((o * ws[1] + c) * ws[2] + k) * ws[3] + l];
                             }
                     out[((r * ws[0] + o) * height + p) * width + q] = sum;
                 }
 }
 
-static void check_convolution(const struct convolution_case *c, enum hapt_dtype dtype, bool bias, int threads)
+static void check_convolution(const struct convolution_case *c, struct grouping grouping, enum hapt_dtype dtype,
+                              bool bias, int threads)
 {
     if (is_seen(dtype)) return;
-    const int64_t height = places(c->height, c->kernel_height, c->stride, c->padding),
-                  width = places(c->width, c->kernel_width, c->stride, c->padding);
+    const bool grouped = grouping.groups > 0;
+    const int64_t groups = grouped ? grouping.groups : 1, holes = grouped ? grouping.dilation : 1;
+    const int64_t height = places(c->height, holes * (c->kernel_height - 1) + 1, c->stride, c->padding),
+                  width = places(c->width, holes * (c->kernel_width - 1) + 1, c->stride, c->padding);
+    int64_t integer[HAPT_MAX_ATTRIBUTES] = {c->stride, c->padding};
+    if (grouped) memcpy(integer, (int64_t[]){groups, c->stride, c->padding, holes}, 4 * sizeof *integer);
     struct tensor x = TENSOR(dtype, -1, 1, c->rows, c->in, c->height, c->width), b = TENSOR(dtype, -1, 1, c->out);
-    struct tensor w = TENSOR(dtype, -1, 1, c->out, c->in, c->kernel_height, c->kernel_width);
+    struct tensor w = TENSOR(dtype, -1, 1, c->out, c->in / groups, c->kernel_height, c->kernel_width);
     struct tensor y = TENSOR(dtype, 0, 0, c->rows, c->out, height, width),
                   dy = TENSOR(dtype, -1, 1, c->rows, c->out, height, width);
     const struct problem problem = {.forward = convolution_reference,
                                     .input = {&x, &w, bias ? &b : NULL},
                                     .out_count = y.count,
                                     .dy = dy.value,
-                                    .integer = {c->stride, c->padding}};
+                                    .integer = {c->stride, c->padding, groups, holes}};
     const struct hapt_view absent = {0};
     double *expected = malloc((size_t)y.count * sizeof *expected);
     convolution_reference(&problem, expected);
@@ -60,32 +74,32 @@ static void check_convolution(const struct convolution_case *c, enum hapt_dtype 
                              .output_count = 1,
                              .input = {x.view, w.view, bias ? b.view : absent},
                              .output = {y.view},
-                             .integer = {c->stride, c->padding},
                              .threads = threads};
-    kernel_run("conv2d", dtype, &call);
+    memcpy(call.integer, integer, sizeof integer);
+    kernel_run(grouped ? "grouped_conv2d" : "conv2d", dtype, &call);
     const bool twice = bias && strcmp(test_backend->name, "cuda") == 0; /* cuDNN rounds the sum, then adds the bias */
     check_close(&y.view, expected, rounding + (twice ? 2 : 1) * unit, "conv2d");
     for (unsigned add = 0; add < 2; add++) { /* gradients overwrite, then add */
         struct tensor dx = TENSOR(dtype, -1, 1, c->rows, c->in, c->height, c->width);
-        struct tensor dw = TENSOR(HAPT_F32, -1, 1, c->out, c->in, c->kernel_height, c->kernel_width);
+        struct tensor dw = TENSOR(HAPT_F32, -1, 1, c->out, c->in / groups, c->kernel_height, c->kernel_width);
         struct tensor db = TENSOR(HAPT_F32, -1, 1, c->out);
         struct hapt_call to_x = {.input_count = 2,
                                  .output_count = 1,
                                  .input = {dy.view, w.view},
                                  .output = {dx.view},
-                                 .integer = {c->stride, c->padding},
                                  .accumulate = add,
                                  .threads = threads};
-        kernel_run("conv2d_dx", dtype, &to_x);
+        memcpy(to_x.integer, integer, sizeof integer);
+        kernel_run(grouped ? "grouped_conv2d_dx" : "conv2d_dx", dtype, &to_x);
         check_gradient(&problem, 0, &dx.view, add ? dx.value : NULL, 12, 1e-6 + 2 * unit, "conv2d's dx");
         struct hapt_call to_w = {.input_count = 2,
                                  .output_count = bias ? 2 : 1,
                                  .input = {x.view, dy.view},
                                  .output = {dw.view, db.view},
-                                 .integer = {c->stride, c->padding},
                                  .accumulate = add ? 3 : 0,
                                  .threads = threads};
-        kernel_run("conv2d_dw", dtype, &to_w);
+        memcpy(to_w.integer, integer, sizeof integer);
+        kernel_run(grouped ? "grouped_conv2d_dw" : "conv2d_dw", dtype, &to_w);
         const double sums = 1e-6 * sqrt((double)(c->rows * height * width));
         check_gradient(&problem, 1, &dw.view, add ? dw.value : NULL, 12, sums, "conv2d's dw");
         if (bias) check_gradient(&problem, 2, &db.view, add ? db.value : NULL, 12, 1e-6, "conv2d's db");
@@ -112,14 +126,30 @@ static void convolutions(void)
         {2, 3, 4, 5, 4, 3, 3, 5, 4},   {1, 1, 2, 2, 1, 1, 1, 1, 3},   {2, 16, 6, 6, 16, 3, 3, 2, 9}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         for (int v = 0; v < 8 && !is_repeat(v & 4); v++)
-            check_convolution(&cases[i], types[v & 1], v & 2, v & 4 ? 2 : 1);
+            check_convolution(&cases[i], (struct grouping){0}, types[v & 1], v & 2, v & 4 ? 2 : 1);
+}
+
+/* One group per channel, several results per channel, dilated kernels that reach into the padding. */
+static void grouped_convolutions(void)
+{
+    static const struct {
+        struct convolution_case sizes;
+        struct grouping grouping;
+    } cases[] = {{{2, 6, 7, 9, 6, 3, 3, 1, 1}, {6, 1}},   {{1, 32, 8, 8, 32, 5, 5, 2, 2}, {32, 1}},
+                 {{2, 8, 6, 6, 12, 3, 3, 1, 1}, {4, 1}},  {{2, 3, 9, 9, 6, 3, 3, 1, 1}, {3, 1}},
+                 {{1, 4, 11, 12, 4, 3, 3, 1, 2}, {2, 2}}, {{2, 5, 9, 8, 7, 3, 2, 2, 1}, {1, 3}},
+                 {{3, 2, 4, 5, 4, 1, 1, 1, 0}, {2, 1}},   {{2, 48, 5, 5, 48, 3, 3, 1, 1}, {3, 1}}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (int v = 0; v < 8 && !is_repeat(v & 4); v++)
+            check_convolution(&cases[i].sizes, cases[i].grouping, types[v & 1], v & 2, v & 4 ? 2 : 1);
 }
 
 /* A back end may cache what it learns about a shape. The second call must give the same result. */
 static void convolutions_again(void)
 {
     static const struct convolution_case cases[] = {{2, 3, 9, 7, 5, 3, 3, 1, 1}, {1, 16, 6, 6, 32, 1, 1, 2, 0}};
-    for (int v = 0; v < 8 && !is_repeat(v & 4); v++) check_convolution(&cases[v >> 1 & 1], types[v & 1], true, 1);
+    for (int v = 0; v < 8 && !is_repeat(v & 4); v++)
+        check_convolution(&cases[v >> 1 & 1], (struct grouping){0}, types[v & 1], true, 1);
 }
 
 /* Large images, of which a back end may take some at a time; the last part is smaller. A kernel of one element only
@@ -544,6 +574,7 @@ int main(int argc, char **argv)
     for (HALF_TYPES(half)) {
         types[1] = half;
         RUN(convolutions);
+        RUN(grouped_convolutions);
         RUN(convolutions_again);
         RUN(pooling);
         RUN(pooling_corners);

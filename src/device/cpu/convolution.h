@@ -17,6 +17,7 @@ struct convolution {
     enum convolution_kind kind;
     enum hapt_dtype dtype; /* fp32 or bf16 (needs AVX-512) */
     int64_t rows, in, height, width, out, out_height, out_width, kernel_height, kernel_width, stride, padding;
+    int64_t groups, dilation; /* w [out][in / groups][kernel_height][kernel_width]; a group of channels makes a group */
     int threads;
 };
 

@@ -59,14 +59,19 @@ static int result_of(enum convolution_kind kind)
 static enum hapt_status describe_operands(struct plan *plan, dnnl_memory_desc_t *any)
 {
     const struct convolution *c = &plan->key;
-    const dnnl_dims_t dims[OPERANDS] = {{c->rows, c->in, c->height, c->width},
-                                        {c->out, c->in, c->kernel_height, c->kernel_width},
-                                        {c->rows, c->out, c->out_height, c->out_width}};
+    const bool grouped = c->groups > 1;
+    const dnnl_dims_t whole = {c->out, c->in, c->kernel_height, c->kernel_width},
+                      parts = {c->groups, c->out / c->groups, c->in / c->groups, c->kernel_height, c->kernel_width},
+                      x = {c->rows, c->in, c->height, c->width}, y = {c->rows, c->out, c->out_height, c->out_width};
+    const int64_t *const dims[OPERANDS] = {x, grouped ? parts : whole, y};
     for (int o = 0; o < OPERANDS; o++) {
         const bool half = c->dtype == HAPT_BF16 && !(o == W && c->kind == CONVOLUTION_DW);
         const dnnl_data_type_t type = half ? dnnl_bf16 : dnnl_f32;
-        HAPT_TRY(check(dnnl_memory_desc_init_by_tag(&plan->operand[o].plain, 4, dims[o], type, dnnl_abcd), "a layout"));
-        HAPT_TRY(check(dnnl_memory_desc_init_by_tag(&any[o], 4, dims[o], type, dnnl_format_tag_any), "a layout"));
+        const bool five = o == W && grouped;
+        HAPT_TRY(check(dnnl_memory_desc_init_by_tag(&plan->operand[o].plain, five ? 5 : 4, dims[o], type,
+                                                    five ? dnnl_abcde : dnnl_abcd),
+                       "a layout"));
+        HAPT_TRY(check(dnnl_memory_desc_init_by_tag(&any[o], five ? 5 : 4, dims[o], type, dnnl_format_tag_any), "a layout"));
     }
     return HAPT_OK;
 }
@@ -75,27 +80,28 @@ static enum hapt_status describe_convolution(struct plan *plan, const dnnl_memor
                                              const dnnl_memory_desc_t *bias)
 {
     const struct convolution *c = &plan->key;
-    const dnnl_dims_t strides = {c->stride, c->stride}, padding = {c->padding, c->padding};
+    const dnnl_dims_t strides = {c->stride, c->stride}, padding = {c->padding, c->padding},
+                      holes = {c->dilation - 1, c->dilation - 1};
     dnnl_convolution_desc_t made;
     dnnl_primitive_attr_t attributes;
     dnnl_status_t status = dnnl_success;
     if (c->kind == CONVOLUTION_FORWARD)
-        status = dnnl_convolution_forward_desc_init(&made, dnnl_forward_training, dnnl_convolution_direct, &any[X],
-                                                    &any[W], bias, &any[Y], strides, padding, padding);
+        status = dnnl_dilated_convolution_forward_desc_init(&made, dnnl_forward_training, dnnl_convolution_direct, &any[X],
+                                                    &any[W], bias, &any[Y], strides, holes, padding, padding);
     else if (c->kind == CONVOLUTION_DX)
-        status = dnnl_convolution_backward_data_desc_init(&made, dnnl_convolution_direct, &any[X], &any[W], &any[Y],
-                                                          strides, padding, padding);
+        status = dnnl_dilated_convolution_backward_data_desc_init(&made, dnnl_convolution_direct, &any[X], &any[W], &any[Y],
+                                                          strides, holes, padding, padding);
     else
-        status = dnnl_convolution_backward_weights_desc_init(&made, dnnl_convolution_direct, &any[X], &any[W], NULL,
-                                                             &any[Y], strides, padding, padding);
+        status = dnnl_dilated_convolution_backward_weights_desc_init(&made, dnnl_convolution_direct, &any[X], &any[W], NULL,
+                                                             &any[Y], strides, holes, padding, padding);
     HAPT_TRY(check(status, "the description of a convolution"));
     dnnl_primitive_desc_t hint = NULL; /* backward passes need the description of their forward pass */
     if (c->kind != CONVOLUTION_FORWARD) {
         dnnl_convolution_desc_t forward;
         dnnl_memory_desc_t weights = any[W];
         if (c->dtype == HAPT_BF16) weights.data_type = dnnl_bf16;
-        HAPT_TRY(check(dnnl_convolution_forward_desc_init(&forward, dnnl_forward_training, dnnl_convolution_direct,
-                                                          &any[X], &weights, NULL, &any[Y], strides, padding, padding),
+        HAPT_TRY(check(dnnl_dilated_convolution_forward_desc_init(&forward, dnnl_forward_training, dnnl_convolution_direct,
+                                                          &any[X], &weights, NULL, &any[Y], strides, holes, padding, padding),
                        "the description of a convolution"));
         HAPT_TRY(check(dnnl_primitive_desc_create(&hint, &forward, NULL, cache.engine, NULL), "a convolution"));
     }
@@ -207,7 +213,8 @@ static bool same(const struct convolution *a, const struct convolution *b)
     return a->kind == b->kind && a->dtype == b->dtype && a->rows == b->rows && a->in == b->in &&
            a->height == b->height && a->width == b->width && a->out == b->out && a->out_height == b->out_height &&
            a->out_width == b->out_width && a->kernel_height == b->kernel_height && a->kernel_width == b->kernel_width &&
-           a->stride == b->stride && a->padding == b->padding && a->threads == b->threads;
+           a->stride == b->stride && a->padding == b->padding && a->groups == b->groups &&
+           a->dilation == b->dilation && a->threads == b->threads;
 }
 
 static void plan_release(struct plan *plan)

@@ -2,11 +2,18 @@
 #include "convolution.h"
 #include "isa.h"
 
-/* x, w and y of a call are its views `x`, `w` and `y`. */
-static struct convolution describe(const struct hapt_call *call, enum convolution_kind kind, enum hapt_dtype dtype,
-                                   const struct hapt_view *x, const struct hapt_view *w, const struct hapt_view *y)
+/* Operands of a call: views of x, w and y, and which of them is the result. */
+struct parts {
+    const struct hapt_view *x, *w, *y, *bias;
+    enum convolution_kind kind;
+    bool grouped; /* the number of groups comes before the other attributes */
+};
+
+static struct convolution describe(const struct hapt_call *call, struct parts parts, enum hapt_dtype dtype)
 {
-    return (struct convolution){.kind = kind,
+    const struct hapt_view *x = parts.x, *w = parts.w, *y = parts.y;
+    const int64_t *attribute = call->integer + parts.grouped;
+    return (struct convolution){.kind = parts.kind,
                                 .dtype = NATIVE_HALF ? dtype : HAPT_F32,
                                 .rows = x->shape[0],
                                 .in = x->shape[1],
@@ -17,8 +24,10 @@ static struct convolution describe(const struct hapt_call *call, enum convolutio
                                 .out_width = y->shape[3],
                                 .kernel_height = w->shape[2],
                                 .kernel_width = w->shape[3],
-                                .stride = call->integer[0],
-                                .padding = call->integer[1],
+                                .stride = attribute[0],
+                                .padding = attribute[1],
+                                .groups = parts.grouped ? call->integer[0] : 1,
+                                .dilation = parts.grouped && attribute[2] > 0 ? attribute[2] : 1,
                                 .threads = call->threads};
 }
 
@@ -27,30 +36,25 @@ static size_t widened_bytes(const struct hapt_view *view)
     return hapt_align((size_t)hapt_view_elements(view) * sizeof(float));
 }
 
-/* Operands of a call: views of x, w and y, and which of them is the result. */
-struct parts {
-    const struct hapt_view *x, *w, *y, *bias;
-    enum convolution_kind kind;
-};
-
-static struct parts forward_parts(const struct hapt_call *call)
+static struct parts forward_parts(const struct hapt_call *call, bool grouped)
 {
-    return (struct parts){&call->input[0], &call->input[1], &call->output[0], &call->input[2], CONVOLUTION_FORWARD};
+    return (struct parts){&call->input[0], &call->input[1], &call->output[0], &call->input[2], CONVOLUTION_FORWARD,
+                          grouped};
 }
 
-static struct parts dx_parts(const struct hapt_call *call)
+static struct parts dx_parts(const struct hapt_call *call, bool grouped)
 {
-    return (struct parts){&call->output[0], &call->input[1], &call->input[0], NULL, CONVOLUTION_DX};
+    return (struct parts){&call->output[0], &call->input[1], &call->input[0], NULL, CONVOLUTION_DX, grouped};
 }
 
-static struct parts dw_parts(const struct hapt_call *call)
+static struct parts dw_parts(const struct hapt_call *call, bool grouped)
 {
-    return (struct parts){&call->input[0], &call->output[0], &call->input[1], NULL, CONVOLUTION_DW};
+    return (struct parts){&call->input[0], &call->output[0], &call->input[1], NULL, CONVOLUTION_DW, grouped};
 }
 
 static size_t workspace_of(const struct hapt_call *call, struct parts parts, enum hapt_dtype dtype)
 {
-    const struct convolution convolution = describe(call, parts.kind, dtype, parts.x, parts.w, parts.y);
+    const struct convolution convolution = describe(call, parts, dtype);
     size_t bytes = hapt_convolution_workspace(&convolution);
     if (dtype == HAPT_BF16 && !NATIVE_HALF)
         bytes += widened_bytes(parts.x) + widened_bytes(parts.w) + widened_bytes(parts.y) +
@@ -89,20 +93,20 @@ static enum hapt_status run_widened(const struct hapt_call *call, struct parts p
 
 static enum hapt_status run(const struct hapt_call *call, struct parts parts, enum hapt_dtype dtype, bool accumulate)
 {
-    const struct convolution convolution = describe(call, parts.kind, dtype, parts.x, parts.w, parts.y);
+    const struct convolution convolution = describe(call, parts, dtype);
     if (dtype == HAPT_BF16 && !NATIVE_HALF) return run_widened(call, parts, &convolution, accumulate);
     return hapt_convolution_run(&convolution, parts.x->data, parts.w->data, parts.y->data,
                                 parts.bias ? parts.bias->data : NULL, accumulate, call->workspace);
 }
 
-static enum hapt_status forward(const struct hapt_call *call, enum hapt_dtype dtype)
+static enum hapt_status forward(const struct hapt_call *call, enum hapt_dtype dtype, bool grouped)
 {
-    return run(call, forward_parts(call), dtype, false);
+    return run(call, forward_parts(call, grouped), dtype, false);
 }
 
-static enum hapt_status input_gradient(const struct hapt_call *call, enum hapt_dtype dtype)
+static enum hapt_status input_gradient(const struct hapt_call *call, enum hapt_dtype dtype, bool grouped)
 {
-    return run(call, dx_parts(call), dtype, call->accumulate & 1u);
+    return run(call, dx_parts(call, grouped), dtype, call->accumulate & 1u);
 }
 
 /* Sums dy [rows][channels][pixels] over rows and pixels; one thread per channel. */
@@ -122,7 +126,7 @@ INLINE void bias_gradient(const struct hapt_call *call, bool half)
     }
 }
 
-static enum hapt_status weight_gradient(const struct hapt_call *call, enum hapt_dtype dtype)
+static enum hapt_status weight_gradient(const struct hapt_call *call, enum hapt_dtype dtype, bool grouped)
 {
     if (call->output_count > 1 && call->output[1].data) {
         if (dtype == HAPT_BF16)
@@ -130,33 +134,44 @@ static enum hapt_status weight_gradient(const struct hapt_call *call, enum hapt_
         else
             bias_gradient(call, false);
     }
-    return run(call, dw_parts(call), dtype, call->accumulate & 1u);
+    return run(call, dw_parts(call, grouped), dtype, call->accumulate & 1u);
 }
 
-#define ENTRY(name, body, parts, type)                                                   \
+#define ENTRY(name, body, parts, type, grouped)                                          \
     static enum hapt_status name(const struct hapt_call *call, struct hapt_queue *queue) \
     {                                                                                    \
         (void)queue;                                                                     \
-        return body(call, type);                                                         \
+        return body(call, type, grouped);                                                \
     }                                                                                    \
     static size_t name##_workspace(const struct hapt_call *call)                         \
     {                                                                                    \
-        return workspace_of(call, parts(call), type);                                    \
+        return workspace_of(call, parts(call, grouped), type);                           \
+    }
+#define ENTRIES(name, body, parts)                            \
+    ENTRY(name##_f32, body, parts, HAPT_F32, false)           \
+    ENTRY(name##_bf16, body, parts, HAPT_BF16, false)         \
+    ENTRY(grouped_##name##_f32, body, parts, HAPT_F32, true)  \
+    ENTRY(grouped_##name##_bf16, body, parts, HAPT_BF16, true)
+
+ENTRIES(forward, forward, forward_parts)
+ENTRIES(dx, input_gradient, dx_parts)
+ENTRIES(dw, weight_gradient, dw_parts)
+
+#define ROWS(op, name)                                    \
+    {HAPT_F32, {op, name##_f32_workspace, name##_f32}},   \
+    {                                                     \
+        HAPT_BF16,                                        \
+        {                                                 \
+            op, name##_bf16_workspace, name##_bf16        \
+        }                                                 \
     }
 
-ENTRY(forward_f32, forward, forward_parts, HAPT_F32)
-ENTRY(forward_bf16, forward, forward_parts, HAPT_BF16)
-ENTRY(dx_f32, input_gradient, dx_parts, HAPT_F32)
-ENTRY(dx_bf16, input_gradient, dx_parts, HAPT_BF16)
-ENTRY(dw_f32, weight_gradient, dw_parts, HAPT_F32)
-ENTRY(dw_bf16, weight_gradient, dw_parts, HAPT_BF16)
-
 const struct cpu_kernel ISA_NAME(hapt_cpu_convolution)[] = {
-    {HAPT_F32, {"conv2d", forward_f32_workspace, forward_f32}},
-    {HAPT_BF16, {"conv2d", forward_bf16_workspace, forward_bf16}},
-    {HAPT_F32, {"conv2d_dx", dx_f32_workspace, dx_f32}},
-    {HAPT_BF16, {"conv2d_dx", dx_bf16_workspace, dx_bf16}},
-    {HAPT_F32, {"conv2d_dw", dw_f32_workspace, dw_f32}},
-    {HAPT_BF16, {"conv2d_dw", dw_bf16_workspace, dw_bf16}},
+    ROWS("conv2d", forward),
+    ROWS("conv2d_dx", dx),
+    ROWS("conv2d_dw", dw),
+    ROWS("grouped_conv2d", grouped_forward),
+    ROWS("grouped_conv2d_dx", grouped_dx),
+    ROWS("grouped_conv2d_dw", grouped_dw),
     {HAPT_F32, {NULL, NULL, NULL}},
 };

@@ -1,10 +1,19 @@
-/* Sums over the rows and pixels of tensors [rows][channels][pixels], for each channel. */
+/* Tensors [rows][channels][pixels]: grids over them, and sums over rows and pixels for each channel. */
 #ifndef HAPT_CUDA_CHANNELS_CUH
 #define HAPT_CUDA_CHANNELS_CUH
 
 #include "kernel.cuh"
 
 enum { CHANNEL_THREADS = 256, PIECES = 64, PIECE_LEAST = 4096 };
+
+/* Blocks for [images][depths][pixels]; threads stride over all three. */
+static inline dim3 grid_of(int64_t images, int64_t depths, int64_t pixels, int *threads)
+{
+    *threads = pixels > 128 ? CHANNEL_THREADS : pixels > 32 ? 64 : 32;
+    const int64_t parts = (pixels + *threads - 1) / *threads;
+    return dim3((unsigned)(parts < 4096 ? parts : 4096), (unsigned)(depths < 65535 ? depths : 65535),
+                (unsigned)(images < 65535 ? images : 65535));
+}
 
 struct images {
     int64_t rows, channels, pixels;

@@ -15,7 +15,7 @@
 #define CUDNN_BYTES (64 << 20) /* limit of cuDNN's workspace */
 #endif
 
-enum { THREADS = 256, CUDNN_LEAST_BYTES = 1 << 20 };
+enum { CUDNN_LEAST_BYTES = 1 << 20 };
 
 /* x [rows][in][height][width], w [out][in][kernel_height][kernel_width], y [rows][out][down][across] */
 struct convolution {
@@ -53,15 +53,6 @@ static int64_t fitting(int64_t count, int64_t bytes)
 {
     const int64_t fit = UNFOLDED_BYTES / (bytes > 0 ? bytes : 1);
     return fit < 1 ? 1 : fit < count ? fit : count;
-}
-
-/* Blocks for [images][depths][pixels]; threads stride over all three. */
-static dim3 grid_of(int64_t images, int64_t depths, int64_t pixels, int *threads)
-{
-    *threads = pixels > 128 ? THREADS : pixels > 32 ? 64 : 32;
-    const int64_t parts = (pixels + *threads - 1) / *threads;
-    return dim3((unsigned)(parts < 4096 ? parts : 4096), (unsigned)(depths < 65535 ? depths : 65535),
-                (unsigned)(images < 65535 ? images : 65535));
 }
 
 /* x: first image of the share. */
