@@ -560,12 +560,17 @@ def embedding(e, node, table, indices, *rest):
 def conv2d(e, node, x, weight, bias=None, stride=(1, 1), padding=(0, 0), dilation=(1, 1), groups=1):
     stride, dilation = as_list(stride, 2), as_list(dilation, 2)
     padding = as_list(padding, 2) if not isinstance(padding, str) else [None, None]
-    if groups != 1 or dilation != [1, 1] or stride[0] != stride[1] or padding[0] != padding[1] or padding[0] is None:
-        raise Unsupported("groups %d, stride %s, padding %s, dilation %s" % (groups, stride, padding, dilation))
+    if stride[0] != stride[1] or dilation[0] != dilation[1] or padding[0] is None:
+        raise Unsupported("stride %s, padding %s, dilation %s" % (stride, padding, dilation))
     if weight.parameter is None:
         raise Unsupported("a kernel that is computed")
+    if padding[0] != padding[1]:
+        x, padding = pad(e, node, x, [padding[1], padding[1], padding[0], padding[0]]), [0, 0]
     shape, wide = e.shapes_of(node)
-    return e.op("conv2d", [x, weight.parameter, bias.parameter if bias is not None else None], shape, wide, integers=[stride[0], padding[0]])
+    operands = [x, weight.parameter, bias.parameter if bias is not None else None]
+    if groups == 1 and dilation == [1, 1]:
+        return e.op("conv2d", operands, shape, wide, integers=[stride[0], padding[0]])
+    return e.op("grouped_conv2d", operands, shape, wide, integers=[groups, stride[0], padding[0], dilation[0]])
 
 
 @handles("max_pool2d", "max_pool2d_with_indices")
@@ -615,8 +620,8 @@ def layer_norm(e, node, x, normalized, weight=None, bias=None, epsilon=1e-5, *re
 def batch_norm(e, node, x, weight, bias, mean, variance, training, momentum, epsilon, *rest):
     if not training or weight is None or mean is None:
         raise Unsupported("without running statistics, or not in training mode")
-    if momentum != 0.1:
-        raise Unsupported("momentum %g: hapt has one for the run, --batch-norm-momentum 0.1" % momentum)
+    if e.graph.training.setdefault("batch-norm-momentum", "%g" % momentum) != "%g" % momentum:
+        raise Unsupported("momentum %g beside another one: hapt has one for the run" % momentum)
     image = x
     if len(x.shape) != 4:
         tail = x.shape[2:] + (1,) * (4 - len(x.shape))
@@ -628,6 +633,20 @@ def batch_norm(e, node, x, weight, bias, mean, variance, training, momentum, eps
     made = e.graph.op("batch_norm_running", source, middle, around, weight.parameter, bias.parameter, mean.parameter, variance.parameter,
                       e.graph.input("training"), integers=count, reals=[epsilon])
     return e.reshape(e.made(made, image.shape, image.wide), x.shape, x.wide)
+
+
+@handles("group_norm")
+def group_norm(e, node, x, groups, weight=None, bias=None, epsilon=1e-5, *rest):
+    size = math.prod(x.shape[1:]) // groups
+    flat = e.reshape(x, (x.shape[0], groups, size), (x.wide[0], groups, size))
+    flat = HANDLERS["sub"](e, node, flat, e.reduce("mean", flat, [2], True))
+    variance = e.reduce("mean", e.alike("power", flat, reals=[2.0]), [2], True)
+    share = e.alike("power", HANDLERS["add"](e, node, variance, epsilon), reals=[-0.5])
+    made = e.reshape(HANDLERS["mul"](e, node, flat, share), x.shape, x.wide)
+    one = (x.shape[1],) + (1,) * (len(x.shape) - 2)
+    if weight is not None:
+        made = HANDLERS["mul"](e, node, made, e.reshape(weight, one, one))
+    return HANDLERS["add"](e, node, made, e.reshape(bias, one, one)) if bias is not None else made
 
 
 @handles("softmax", "_softmax")

@@ -58,6 +58,28 @@ def opt():
     return hf.OPTForCausalLM(hf.OPTConfig(**SMALL, ffn_dim=64, dropout=0, word_embed_proj_dim=32, max_position_embeddings=TOKENS, use_cache=False))
 
 
+def efficientnet():
+    block = vision.efficientnet.MBConvConfig
+    return vision.EfficientNet([block(1, 3, 1, 16, 8, 1), block(6, 3, 2, 8, 16, 1), block(6, 5, 2, 16, 24, 1)], 0.0, 0.0, num_classes=CLASSES)
+
+
+class GroupNorms(torch.nn.Module):
+    """A residual network of group norms, as functorch's for CIFAR-10."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = torch.nn.Conv2d(3, 16, 3, padding=1)
+        self.norms = torch.nn.ModuleList(torch.nn.GroupNorm(4, 16) for _ in range(2))
+        self.convolutions = torch.nn.ModuleList(torch.nn.Conv2d(16, 16, 3, padding=1) for _ in range(2))
+        self.head = torch.nn.Linear(16, CLASSES)
+
+    def forward(self, x):
+        x = self.stem(x)
+        for norm, convolution in zip(self.norms, self.convolutions):
+            x = x + convolution(torch.relu(norm(x)))
+        return self.head(x.mean((2, 3)))
+
+
 MODELS = {
     "alexnet": of_images(small_classifier(vision.alexnet, 256 * 36), 64),
     "densenet121": of_images(lambda: vision.DenseNet(8, (2, 2), 16, num_classes=CLASSES), 64, 8),
@@ -66,12 +88,20 @@ MODELS = {
     "hf_BigBird": of_tokens(lambda: hf.BigBirdForMaskedLM(hf.BigBirdConfig(**SMALL, **QUIET, attention_type="original_full", use_cache=False))),
     "hf_DistilBert": of_tokens(distilbert),
     "hf_GPT2": of_tokens(gpt2),
+    "functorch_dp_cifar10": of_images(GroupNorms, 16),
     "gpt_neox": of_tokens(lambda: hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(**SMALL, max_position_embeddings=TOKENS, use_cache=False))),
     "llama": of_tokens(lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**SMALL, use_cache=False))),
+    "mnasnet1_0": of_images(lambda: vision.MNASNet(0.25, num_classes=CLASSES, dropout=0.0), 96, 16),
+    "mobilenet_v2": of_images(lambda: vision.MobileNetV2(CLASSES, 0.25, [[1, 16, 1, 1], [6, 24, 1, 2], [6, 32, 1, 2]], dropout=0.0), 96, 8),
+    "mobilenet_v3_large": of_images(lambda: vision.mobilenet_v3_large(num_classes=CLASSES, width_mult=0.25, dropout=0.0), 64, 16),
     "opt": of_tokens(opt),
     "resnet18": of_images(lambda: vision.ResNet(vision.resnet.BasicBlock, [1, 1, 1, 1], num_classes=CLASSES), 64, 16),
     "resnet50": of_images(lambda: vision.ResNet(vision.resnet.Bottleneck, [1, 1, 1, 1], num_classes=CLASSES), 64, 16),
+    "resnext50_32x4d": of_images(lambda: vision.ResNet(vision.resnet.Bottleneck, [1, 1, 1, 1], CLASSES, groups=4, width_per_group=8), 96, 16),
+    "shufflenet_v2_x1_0": of_images(lambda: vision.ShuffleNetV2([1, 1, 1], [8, 16, 32, 64, 64], CLASSES), 64, 16),
     "squeezenet1_1": of_images(lambda: vision.squeezenet1_1(num_classes=CLASSES), 64),
+    "timm_efficientnet": of_images(efficientnet, 64, 16),
+    "timm_regnet": of_images(lambda: vision.RegNet(vision.regnet.BlockParams([1, 1], [16, 32], [8, 8], [1, 1], [2, 2], 0.25), CLASSES, 8), 64, 8),
     "timm_vision_transformer": of_images(lambda: vision.VisionTransformer(32, 8, 2, 2, 32, 64, num_classes=CLASSES)),
     "vgg16": of_images(small_classifier(vision.vgg11_bn, 512 * 49), 32, 8),
 }
