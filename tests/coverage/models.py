@@ -4,8 +4,9 @@ import torch
 import torchvision.models as vision
 import transformers as hf
 
-ROWS, TOKENS, CLASSES, VOCABULARY = 2, 16, 10, 64
-FIRST_TOKEN = 2  # those before it are padding in some models, whose embedding PyTorch does not train
+from steps import CLASSES, FIRST_TOKEN, VOCABULARY
+
+ROWS, TOKENS = 2, 16
 SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
          "tie_word_embeddings": False}  # a tied table adds its gradients in another order in each plan
 QUIET = {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0, "max_position_embeddings": 20}

@@ -1,0 +1,119 @@
+"""Exported models of PyTorch (tests/data/exported) train as there: whole, in two stages, and on two devices that share the rows.
+usage: exported.py HAPT FOLDER"""
+import glob
+import json
+import os
+import subprocess
+import sys
+
+import h5py
+import numpy as np
+
+from checking import LONG, check, cpu_cluster, end, passes, path
+
+sys.path.insert(0, "tests/coverage")
+import steps  # noqa: E402
+
+KEPT = "tests/data/exported"
+PYTHON = os.environ.get("HAPT_TRANSFORMERS", "false")
+TORCH = subprocess.run([PYTHON, "-c", "import torch, torchvision, transformers"], capture_output=True).returncode == 0
+
+
+def changes(weights, before, reference):
+    """How far the changes of all weights are from the reference: their 2-norms, and along a direction each."""
+    off, size = np.zeros(2), 0.0
+    for key, value in before.items():
+        if key not in reference:
+            continue
+        change = (weights[key].astype(np.float64) - value).reshape(-1)
+        found = np.array([np.linalg.norm(change), change @ np.cos(np.arange(len(change)))])
+        off += (found - reference[key][()]) ** 2
+        size += reference[key][0] ** 2
+    return np.sqrt(off / size)
+
+
+def follows(name, model, data, group, options):
+    losses, weights = ours = steps.train(model, data, path(name), *options)
+    expected = group["loss_fp64"][()]
+    worst = np.max(np.abs(losses - expected) / expected)
+    check(worst < 1e-5, f"{name}: losses differ by {worst:.2g}")
+    off = changes(weights, steps.read_parameters(model), group["change"])
+    # Rounding a weight near 1 to fp32 is up to 1e-3 of its change in a step of RATE.
+    check(np.all(off < 3e-3), f"{name}: changes of weights differ by {off}")
+    return ours
+
+
+def trains(name, group):
+    model, data = os.path.join(KEPT, name + ".h5"), path(name + "-data.h5")
+    os.makedirs(path(name), exist_ok=True)
+    of_images = bool(group.attrs["images"])
+    steps.write_data(data, *steps.batches(group.attrs["microbatch"], of_images))
+    rate = ["--learning-rate", steps.RATE[of_images]]
+    check("good" in passes("check", model).stdout, name + ": the file is checked")
+    ours = follows(name, model, data, group, rate)
+    check(steps.same(ours, steps.train(model, data, path(name), *rate, *steps.stages(model, path(name), 2), ranks=2)), name + ": in two stages the same bits")
+    whole = steps.stages(model, path(name), 2)  # the same layers as one stage on both devices
+    whole[-1] = "0-%s@a:1x2" % whole[-1].split("-")[-1].split("@")[0]
+    losses, _ = steps.train(model, data, path(name), *rate, *whole, ranks=2)
+    apart = np.max(np.abs(losses - ours[0]) / ours[0])
+    check(apart < 1e-5, f"{name}: shared rows differ by {apart:.2g}")
+    rows = int(group.attrs["microbatch"][0])
+    made = json.loads(passes("plan", "--input", model, "--cluster", cpu_cluster(2, "2 GB"), "--predict", "--global-batch", 4 * rows, "--fix",
+                             "rows=%d" % (2 * rows), "--output", path("plan.h5"), "--json", "--overwrite").stdout or "{}")
+    check(made.get("microbatches") == 2, name + ": other rows of a microbatch fit")
+
+
+with h5py.File(os.path.join(KEPT, "reference.h5")) as reference:
+    names = sorted(reference)
+    check(names == sorted(os.path.basename(one)[:-3] for one in glob.glob(KEPT + "/*.h5") if "reference" not in one), "each model has a reference")
+    for name in names if LONG else names[::2]:
+        trains(name, reference[name])
+
+# ---- the exporter itself ----
+PROGRAM = """
+import sys
+import torch
+sys.path.insert(0, "tests/coverage")
+import models
+
+
+class Sorted(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = torch.nn.Linear(3 * 8 * 8, models.CLASSES)
+
+    def forward(self, x):
+        x = torch.sort(x.flatten(1)).values + torch.cumsum(x.flatten(1), 1)
+        return self.head(torch.sort(x).values)
+
+
+def model():
+    torch.manual_seed(1)
+    name = "%s"
+    return (Sorted(),) + models.images(8, 2) if name == "sorted" else models.MODELS[name]()
+"""
+
+
+def exported(name):
+    with open(path(name + ".py"), "w") as file:
+        file.write(PROGRAM % name)
+    return subprocess.run([PYTHON, "tools/hapt_export.py", path(name + ".py"), "--output", path("made.h5")], capture_output=True, text=True)
+
+
+def same_graph(one, other):
+    with h5py.File(one) as left, h5py.File(other) as right:
+        return all(np.array_equal(left[key][()], right[key][()]) for key in ("operators/type", "operators/input", "operators/output", "operators/integer",
+                                                                            "operators/real", "tensors/name", "tensors/kind"))
+
+
+if TORCH:
+    for name in names:
+        done = exported(name)
+        check(done.returncode == 0 and same_graph(path("made.h5"), os.path.join(KEPT, name + ".h5")), f"{name} is exported as before: {done.stderr[-300:]}")
+        os.remove(path("made.h5"))
+    done = exported("sorted")
+    check(done.returncode == 3 and "aten.sort.default x 2" in done.stderr and "aten.cumsum.default" in done.stderr and "hint:" in done.stderr and
+          not os.path.exists(path("made.h5")), f"operators that hapt lacks: code {done.returncode}, {done.stderr[-300:]}")
+else:
+    print("no PyTorch 2: nothing is exported")
+end()
