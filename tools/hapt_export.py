@@ -80,6 +80,7 @@ class Exporter:
             "channels": inputs.shape[1], "image": inputs.shape[2], "classes": logits.shape[-1]}
         self.graph = hapt.Graph(name, self.rows, **sizes)
         self.values, self.parameters, self.constants, self.loss = {}, {}, 0, None
+        self.notes = set()
         self.rows_source = None  # a value with a dimension of rows, for what is repeated for each of them
 
     # ---- values ----
@@ -257,8 +258,6 @@ class Exporter:
             lead = [Value(v.shape[:-2] + (1, 1), v.wide[:-2] + (1, 1)) for v in (a, b)]
             if len(lead[0].shape) < len(lead[1].shape) or any(x == 1 != y for x, y in zip(lead[0].shape, lead[1].shape)):
                 raise Unsupported("a product of matrices that repeats its first operand")
-            like = self.graph  # only b is repeated
-            del like
             size = [n if n != 1 else 0 for n in a.shape[:-2]] + [0, 0]
             missing = len(a.shape) - len(b.shape)
             b = self.reshape(b, (1,) * missing + b.shape, (1,) * missing + b.wide)
@@ -272,11 +271,12 @@ class Exporter:
         if mask is None or mask.constant is None:
             return mask, causal
         self.drop_rows(mask)
-        seen = mask.constant if mask.constant.dtype == torch.bool else mask.constant == 0
-        if not torch.equal(torch.where(seen, 0.0, -math.inf), mask.constant.float()) and mask.constant.dtype != torch.bool:
-            if not bool((mask.constant[~seen] <= torch.finfo(torch.float32).min / 2).all()):
+        seen = mask.constant
+        if seen.dtype != torch.bool:
+            seen = seen == 0
+            if (mask.constant[~seen] > torch.finfo(torch.float32).min / 2).any():  # it weighs what is seen
                 return mask, causal
-        if bool(seen.all()):
+        if seen.all():
             return None, causal
         if seen.numel() == shape[0] * shape[1] and torch.equal(seen.reshape(shape), torch.ones(shape, dtype=torch.bool).tril()):
             return None, True
@@ -377,6 +377,9 @@ class Exporter:
                 except KeyError:
                     unknown[str(node.target)] += 1
                     self.values[node] = self.stand_in(node)
+                except TypeError as error:
+                    unknown["%s (%s)" % (node.target, str(error).split("() ")[-1])] += 1
+                    self.values[node] = self.stand_in(node)
         if unknown:
             raise Unsupported(", ".join("%s%s" % (name, " x %d" % count if count > 1 else "") for name, count in sorted(unknown.items())))
 
@@ -430,15 +433,15 @@ def as_list(value, count):
     return list(value) * (count if len(value) == 1 else 1) if isinstance(value, (list, tuple)) else [value] * count
 
 
-def map_of(kind, reals=lambda *arguments: ()):
+def map_of(kind, reals=lambda: ()):
     return lambda e, node, x, *arguments, **named: e.alike(kind, x, reals=list(reals(*arguments, **named)))
 
 
 for torch_name, kind in (("relu", "relu"), ("sigmoid", "sigmoid"), ("silu", "silu"), ("tanh", "tanh"), ("hardswish", "hardswish"),
-                         ("hardsigmoid", "hardsigmoid"), ("exp", "exp"), ("log", "log"), ("sin", "sin"), ("cos", "cos"), ("softplus", "softplus")):
+                         ("hardsigmoid", "hardsigmoid"), ("exp", "exp"), ("log", "log"), ("sin", "sin"), ("cos", "cos")):
     HANDLERS[torch_name] = map_of(kind)
 HANDLERS["leaky_relu"] = map_of("leaky_relu", lambda slope=0.01: (slope,))
-HANDLERS["elu"] = map_of("elu", lambda alpha=1.0, *rest: (alpha,))
+HANDLERS["elu"] = map_of("elu", lambda alpha=1.0: (alpha,))
 HANDLERS["hardtanh"] = map_of("clamp", lambda low=-1.0, high=1.0: (low, high))
 HANDLERS["relu6"] = map_of("clamp", lambda: (0.0, 6.0))
 HANDLERS["sqrt"] = map_of("power", lambda: (0.5,))
@@ -459,8 +462,17 @@ def gelu(e, node, x, approximate="none"):
     return e.alike("gelu", x, integers=[int(approximate == "none")])
 
 
-@handles("clone", "contiguous", "alias", "detach_copy", "to", "_to_copy", "lift_fresh_copy", "feature_dropout")
+@handles("softplus")
+def softplus(e, node, x, beta=1, threshold=20):
+    if beta != 1:
+        raise Unsupported("beta %g" % beta)
+    return e.alike("softplus", x)  # beyond the threshold both are x, to fp32
+
+
+@handles("clone", "contiguous", "alias", "to", "_to_copy", "lift_fresh_copy")
 def same(e, node, x, *arguments, **named):
+    if not x.targets and not node.meta["val"].is_floating_point():
+        raise Unsupported("a conversion to integers")
     return x
 
 
@@ -477,7 +489,7 @@ def dropout(e, node, x, p, train):
 
 
 def two_operands(kind):
-    def handler(e, node, a, b, alpha=1, **named):
+    def handler(e, node, a, b, alpha=1):
         if not isinstance(a, Value):
             a = Value((1,), (1,), constant=torch.tensor([float(a)]))
         if not isinstance(b, Value):
@@ -539,7 +551,11 @@ def index(e, node, table, indices):
 
 
 @handles("embedding")
-def embedding(e, node, table, indices, *rest):
+def embedding(e, node, table, indices, padding=-1, by_frequency=False, sparse=False):
+    if by_frequency:
+        raise Unsupported("gradients that are scaled by frequency")
+    if padding >= 0:
+        e.notes.add("the row of padding, %d, of an embedding trains as the others do" % padding)
     if indices.constant is not None:  # rows of a table that are the same for all: positions
         e.drop_rows(indices)
         flat = indices.constant.reshape(-1)
@@ -596,11 +612,11 @@ def adaptive_avg_pool2d(e, node, x, size):
 
 
 @handles("avg_pool2d")
-def avg_pool2d(e, node, x, kernel, stride=(), padding=(0, 0), *rest):
+def avg_pool2d(e, node, x, kernel, stride=(), padding=(0, 0), ceil=False, counts_padding=True, divisor=None):
     kernel, padding = as_list(kernel, 2), as_list(padding, 2)
     stride = as_list(stride, 2) if stride else kernel
     (b, c, height, width), wide = x.shape, x.wide
-    if kernel != stride or padding != [0, 0] or height % kernel[0] or width % kernel[1]:
+    if kernel != stride or padding != [0, 0] or height % kernel[0] or width % kernel[1] or divisor is not None:
         raise Unsupported("windows that overlap, or do not cover the image")
     tiles = (height // kernel[0], kernel[0], width // kernel[1], kernel[1])
     flat = e.reshape(x, (b * c * tiles[0],) + tiles[1:], (wide[0] * c * tiles[0],) + tiles[1:])
@@ -814,6 +830,8 @@ def upsample(e, node, x, size, *rest):
 def cross_entropy(e, node, logits, targets, weight=None, reduction=1, ignore=-100, smoothing=0.0):
     if weight is not None or reduction != 1 or ignore != -100 or not targets.targets:
         raise Unsupported("weights of classes, or another reduction than the mean")
+    if smoothing:
+        e.notes.add("the losses that hapt prints are those without label smoothing")
     lead = (e.rows, e.graph.sizes["sequence"]) if e.of_tokens else (e.rows,)
     twice = (2 * e.rows,) + lead[1:]
     logits = e.reshape(logits, lead + logits.shape[-1:], twice + logits.wide[-1:])
@@ -849,6 +867,8 @@ def export(model, inputs, targets, path, name=None):
     exporter.run()
     if exporter.loss is None:
         raise Unsupported("the loss is no cross entropy")
+    for note in sorted(exporter.notes):
+        print("hapt_export: note: %s" % note, file=sys.stderr)
     prune(exporter.graph, exporter.loss)
     exporter.graph.save(path, exporter.loss)
     return exporter.graph

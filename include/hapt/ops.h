@@ -10,7 +10,8 @@
  * - "!"    this dimension cannot be sharded in that operand
  * - "!+"   nor can it, and it may be longer than the letter's size, which an operand before it gives
  * - "~"    indexed by an integer operand: a shard serves the values in its range; the last shards may be padded
- * - "..."  any number of leading dimensions, equal in all operands that have it; they get letters b, t, y, z, k (reserved)
+ * - "..."  any number of leading dimensions, equal in all operands that have it; they get letters b, t, y, z, k
+ *          (reserved)
  * - "/3h"  three equal blocks, each sharded when letter h is ("/h": one block): heads inside a width
  *
  * Where the letters depend on attributes or shapes (reshape), the row's signature is an example, and `sign` writes that

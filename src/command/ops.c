@@ -16,7 +16,8 @@ const char hapt_command_ops_help[] =
     "longer. ~ marks one that integers index, and ? ends an optional operand. e/3h is one width of three equal\n"
     "blocks, which are sharded by heads h; d/h has one block.\n"
     "Types, one letter per operand: i int32, f fp32, c the type of the computation.\n"
-    "A program in Python writes such graphs with tools/hapt.py.\n"
+    "The signature of some operators follows from attributes and shapes: then one is shown as an example.\n"
+    "A program in Python writes such graphs with tools/hapt.py; tools/hapt_export.py exports models of PyTorch.\n"
     "\n"
     "--json:\n"
     "  {\"format\":\"hapt-ops\",\"version\":1,\n"
@@ -59,7 +60,8 @@ static void explain(const struct hapt_env *env, const struct hapt_op_type *type)
     json_t *kernels = kernels_of(type), *types, *name;
     const char *backend;
     size_t k;
-    hapt_print(env, "%s\n  signature   %s\n  types       %s\n", type->name, type->signature, type->dtypes);
+    hapt_print(env, "%s\n  signature   %s%s\n  types       %s\n", type->name, type->signature,
+               type->sign ? ", for example: it follows from attributes and shapes" : "", type->dtypes);
     if (type->attributes) hapt_print(env, "  attributes  %s\n", type->attributes);
     json_object_foreach(kernels, backend, types)
     {

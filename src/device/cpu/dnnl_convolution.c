@@ -71,7 +71,8 @@ static enum hapt_status describe_operands(struct plan *plan, dnnl_memory_desc_t 
         HAPT_TRY(check(dnnl_memory_desc_init_by_tag(&plan->operand[o].plain, five ? 5 : 4, dims[o], type,
                                                     five ? dnnl_abcde : dnnl_abcd),
                        "a layout"));
-        HAPT_TRY(check(dnnl_memory_desc_init_by_tag(&any[o], five ? 5 : 4, dims[o], type, dnnl_format_tag_any), "a layout"));
+        HAPT_TRY(
+            check(dnnl_memory_desc_init_by_tag(&any[o], five ? 5 : 4, dims[o], type, dnnl_format_tag_any), "a layout"));
     }
     return HAPT_OK;
 }
@@ -86,22 +87,24 @@ static enum hapt_status describe_convolution(struct plan *plan, const dnnl_memor
     dnnl_primitive_attr_t attributes;
     dnnl_status_t status = dnnl_success;
     if (c->kind == CONVOLUTION_FORWARD)
-        status = dnnl_dilated_convolution_forward_desc_init(&made, dnnl_forward_training, dnnl_convolution_direct, &any[X],
-                                                    &any[W], bias, &any[Y], strides, holes, padding, padding);
+        status =
+            dnnl_dilated_convolution_forward_desc_init(&made, dnnl_forward_training, dnnl_convolution_direct, &any[X],
+                                                       &any[W], bias, &any[Y], strides, holes, padding, padding);
     else if (c->kind == CONVOLUTION_DX)
-        status = dnnl_dilated_convolution_backward_data_desc_init(&made, dnnl_convolution_direct, &any[X], &any[W], &any[Y],
-                                                          strides, holes, padding, padding);
+        status = dnnl_dilated_convolution_backward_data_desc_init(&made, dnnl_convolution_direct, &any[X], &any[W],
+                                                                  &any[Y], strides, holes, padding, padding);
     else
-        status = dnnl_dilated_convolution_backward_weights_desc_init(&made, dnnl_convolution_direct, &any[X], &any[W], NULL,
-                                                             &any[Y], strides, holes, padding, padding);
+        status = dnnl_dilated_convolution_backward_weights_desc_init(&made, dnnl_convolution_direct, &any[X], &any[W],
+                                                                     NULL, &any[Y], strides, holes, padding, padding);
     HAPT_TRY(check(status, "the description of a convolution"));
     dnnl_primitive_desc_t hint = NULL; /* backward passes need the description of their forward pass */
     if (c->kind != CONVOLUTION_FORWARD) {
         dnnl_convolution_desc_t forward;
         dnnl_memory_desc_t weights = any[W];
         if (c->dtype == HAPT_BF16) weights.data_type = dnnl_bf16;
-        HAPT_TRY(check(dnnl_dilated_convolution_forward_desc_init(&forward, dnnl_forward_training, dnnl_convolution_direct,
-                                                          &any[X], &weights, NULL, &any[Y], strides, holes, padding, padding),
+        HAPT_TRY(check(dnnl_dilated_convolution_forward_desc_init(&forward, dnnl_forward_training,
+                                                                  dnnl_convolution_direct, &any[X], &weights, NULL,
+                                                                  &any[Y], strides, holes, padding, padding),
                        "the description of a convolution"));
         HAPT_TRY(check(dnnl_primitive_desc_create(&hint, &forward, NULL, cache.engine, NULL), "a convolution"));
     }
@@ -213,8 +216,8 @@ static bool same(const struct convolution *a, const struct convolution *b)
     return a->kind == b->kind && a->dtype == b->dtype && a->rows == b->rows && a->in == b->in &&
            a->height == b->height && a->width == b->width && a->out == b->out && a->out_height == b->out_height &&
            a->out_width == b->out_width && a->kernel_height == b->kernel_height && a->kernel_width == b->kernel_width &&
-           a->stride == b->stride && a->padding == b->padding && a->groups == b->groups &&
-           a->dilation == b->dilation && a->threads == b->threads;
+           a->stride == b->stride && a->padding == b->padding && a->groups == b->groups && a->dilation == b->dilation &&
+           a->threads == b->threads;
 }
 
 static void plan_release(struct plan *plan)

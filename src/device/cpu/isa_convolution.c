@@ -38,8 +38,8 @@ static size_t widened_bytes(const struct hapt_view *view)
 
 static struct parts forward_parts(const struct hapt_call *call, bool grouped)
 {
-    return (struct parts){&call->input[0], &call->input[1], &call->output[0], &call->input[2], CONVOLUTION_FORWARD,
-                          grouped};
+    return (struct parts){&call->input[0], &call->input[1],     &call->output[0],
+                          &call->input[2], CONVOLUTION_FORWARD, grouped};
 }
 
 static struct parts dx_parts(const struct hapt_call *call, bool grouped)
@@ -147,23 +147,23 @@ static enum hapt_status weight_gradient(const struct hapt_call *call, enum hapt_
     {                                                                                    \
         return workspace_of(call, parts(call, grouped), type);                           \
     }
-#define ENTRIES(name, body, parts)                            \
-    ENTRY(name##_f32, body, parts, HAPT_F32, false)           \
-    ENTRY(name##_bf16, body, parts, HAPT_BF16, false)         \
-    ENTRY(grouped_##name##_f32, body, parts, HAPT_F32, true)  \
+#define ENTRIES(name, body, parts)                           \
+    ENTRY(name##_f32, body, parts, HAPT_F32, false)          \
+    ENTRY(name##_bf16, body, parts, HAPT_BF16, false)        \
+    ENTRY(grouped_##name##_f32, body, parts, HAPT_F32, true) \
     ENTRY(grouped_##name##_bf16, body, parts, HAPT_BF16, true)
 
 ENTRIES(forward, forward, forward_parts)
 ENTRIES(dx, input_gradient, dx_parts)
 ENTRIES(dw, weight_gradient, dw_parts)
 
-#define ROWS(op, name)                                    \
-    {HAPT_F32, {op, name##_f32_workspace, name##_f32}},   \
-    {                                                     \
-        HAPT_BF16,                                        \
-        {                                                 \
-            op, name##_bf16_workspace, name##_bf16        \
-        }                                                 \
+#define ROWS(op, name)                                  \
+    {HAPT_F32, {op, name##_f32_workspace, name##_f32}}, \
+    {                                                   \
+        HAPT_BF16,                                      \
+        {                                               \
+            op, name##_bf16_workspace, name##_bf16      \
+        }                                               \
     }
 
 const struct cpu_kernel ISA_NAME(hapt_cpu_convolution)[] = {
