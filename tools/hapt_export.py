@@ -11,7 +11,7 @@ hapt may train with other rows. On the command line:
 
     hapt_export.py FILE.py --output m.h5                 # FILE.py defines model(), which returns (model, inputs, targets)
 
-torch.export makes the graph before any decomposition. Whatever depends on neither inputs nor weights is computed here. Operators that
+torch.export makes the graph before any decomposition. Parts that depend on neither inputs nor weights are computed here. Operators that
 hapt lacks are listed, all of them; then there is no file, and the exit code is 3."""
 import argparse
 import collections
@@ -29,8 +29,33 @@ ATEN = torch.ops.aten
 MOST_DIMENSIONS = hapt.MOST_DIMENSIONS
 
 
+VIEWS = {"select", "slice", "view", "reshape", "transpose", "permute", "t", "unsqueeze", "squeeze", "expand", "expand_as", "split", "split_with_sizes",
+         "chunk", "unbind", "flatten", "unflatten", "getitem", "alias", "detach", "narrow", "diagonal", "as_strided", "unfold"}
+# Their numbers may grow with the rows.
+OF_SHAPES = VIEWS | {"_unsafe_view", "arange", "zeros", "ones", "full", "new_zeros", "new_ones", "new_full", "eye", "tril", "triu", "repeat"}
+
+
 class Unsupported(Exception):
     """Something that hapt's operators cannot express."""
+
+
+class Lacking(Unsupported):
+    """Operators of PyTorch that hapt lacks."""
+
+
+def base_name(node):
+    """aten.add_.Tensor: add_"""
+    return str(node.target).split(".")[1] if str(node.target).startswith("aten.") else getattr(node.target, "__name__", str(node.target))
+
+
+def is_in_place(node):
+    return node.op == "call_function" and base_name(node).endswith("_") and not base_name(node).startswith("_")
+
+
+def numbers_of(argument):
+    if isinstance(argument, (list, tuple)):
+        return [number for one in argument for number in numbers_of(one)]
+    return [argument] if isinstance(argument, (int, float)) else []
 
 
 class Loss(torch.nn.Module):
@@ -49,7 +74,7 @@ class Loss(torch.nn.Module):
 
 
 class Value:
-    """What a node of the graph is: a tensor of hapt's graph, a parameter, a constant, or an input of integers.
+    """The result of a node of the graph: a tensor of hapt's graph, a parameter, a constant, or an input of integers.
 
     shape: with the example's rows; wide: with twice as many. A dimension that differs grows with the rows."""
 
@@ -75,6 +100,11 @@ class Exporter:
         inputs, targets = example
         self.rows = inputs.shape[0]
         self.of_tokens = not inputs.is_floating_point()
+        if len(inputs.shape) != (2 if self.of_tokens else 4) or (not self.of_tokens and inputs.shape[2] != inputs.shape[3]):
+            raise Unsupported("inputs are neither tokens [rows][T] nor square images [rows][C][H][H]")
+        if targets.shape != (inputs.shape if self.of_tokens else inputs.shape[:1]):
+            raise Unsupported("targets are neither tokens [rows][T] nor labels [rows]")
+        self.check_nodes()
         logits = next(node.args[0].meta["val"] for node in self.nodes if node.target == ATEN.cross_entropy_loss.default)
         sizes = {"sequence": inputs.shape[1], "vocab": logits.shape[-1]} if self.of_tokens else {
             "channels": inputs.shape[1], "image": inputs.shape[2], "classes": logits.shape[-1]}
@@ -82,6 +112,45 @@ class Exporter:
         self.values, self.parameters, self.constants, self.loss = {}, {}, 0, None
         self.notes = set()
         self.rows_source = None  # a value with a dimension of rows, for what is repeated for each of them
+
+    # ---- the graph as a whole ----
+
+    def check_nodes(self):
+        """Refuses nodes that later steps would not notice."""
+        for k, node in enumerate(self.nodes):
+            if node.op == "placeholder" or node.op == "output":
+                continue
+            if node.op != "call_function" or "grad_enabled" in str(node.target):
+                raise Unsupported("a part of the model that switches gradients off")
+            if is_in_place(node):
+                self.check_in_place(k, node)
+            if base_name(node) not in OF_SHAPES and node.target != ATEN.cross_entropy_loss.default:
+                other = self.wide[node]
+                if numbers_of([*node.args, *node.kwargs.values()]) != numbers_of([*other.args, *other.kwargs.values()]):
+                    raise Unsupported("%s: its numbers depend on the number of rows" % node.target)
+
+    def check_in_place(self, k, node):
+        """An in-place operator is as good as another one if no other name of its operand is read later."""
+        operand = node.args[0]
+        if operand.op == "placeholder":
+            if operand.meta["val"].is_floating_point():
+                raise Unsupported("%s changes an input or a weight" % node.target)
+            return  # counters of batches
+        root, order = operand, {other: place for place, other in enumerate(self.nodes)}
+        while base_name(root) in VIEWS or is_in_place(root):
+            root = root.args[0]
+        family, stack = set(), [root]
+        while stack:
+            member = stack.pop()
+            family.add(member)
+            stack += [user for user in member.users if (base_name(user) in VIEWS or is_in_place(user)) and user.args[0] is member]
+        followed = operand  # those of which the operand is another name follow it (call)
+        while is_in_place(followed):
+            family.discard(followed)
+            followed = followed.args[0]
+        family.discard(followed)
+        if any(order[member] < k and any(order[user] > k for user in member.users) for member in family):
+            raise Unsupported("%s changes a tensor of which another view is read later" % node.target)
 
     # ---- values ----
 
@@ -113,16 +182,16 @@ class Exporter:
 
     def drop_rows(self, value):
         """A constant is the same in each row. So one element is enough where it grows with the rows; others are repeated later."""
-        one = value.wide_constant
+        one, other = value.wide_constant, value.constant
         for d in value.rows_dimensions():
-            one = one.narrow(d, 0, 1)
-        if not torch.equal(one.expand(value.wide), value.wide_constant):
-            raise Unsupported("a constant that differs from row to row")
+            one, other = one.narrow(d, 0, 1), other.narrow(d, 0, 1)
+        if not torch.equal(one.expand(value.wide), value.wide_constant) or not torch.equal(one, other):
+            raise Unsupported("a constant that differs from row to row, or depends on their number")
         value.shape = value.wide = tuple(one.shape)
         value.constant = value.wide_constant = one
 
     def parameter(self, name):
-        key = self.state[name].data_ptr(), tuple(self.state[name].shape)  # of tied parameters it is the same
+        key = self.state[name].data_ptr(), tuple(self.state[name].shape), self.state[name].stride()  # of tied parameters it is the same
         if key not in self.parameters:
             value = self.state[name].detach()
             shape = tuple(value.shape) or (1,)
@@ -134,7 +203,11 @@ class Exporter:
     # ---- operators that other ones are made of ----
 
     def op(self, kind, values, shape, wide, **attributes):
-        made = self.graph.op(kind, *[self.tensor(value) if isinstance(value, Value) else value for value in values], **attributes)
+        operands = []
+        for value in values:
+            operand = self.tensor(value) if isinstance(value, Value) else value
+            operands.append(self.graph.op("copy", operand) if operand is not None and operand in operands else operand)
+        made = self.graph.op(kind, *operands, **attributes)
         return self.made(made[0] if isinstance(made, tuple) else made, shape, wide)
 
     def alike(self, kind, value, *others, **attributes):
@@ -166,6 +239,8 @@ class Exporter:
 
     def expand(self, value, like):
         """`value` with the shape of `like`, which has at least as many dimensions."""
+        if value.constant is not None:
+            self.drop_rows(value)
         if value.shape == like.shape and value.wide == like.wide:
             return value
         missing = len(like.shape) - len(value.shape)
@@ -174,6 +249,9 @@ class Exporter:
 
     def broadcast(self, a, b):
         """Two values of one shape."""
+        for value in (a, b):
+            if value.constant is not None:
+                self.drop_rows(value)
         if len(a.shape) < len(b.shape):
             b, a = self.broadcast(b, a)
             return a, b
@@ -377,11 +455,11 @@ class Exporter:
                 except KeyError:
                     unknown[str(node.target)] += 1
                     self.values[node] = self.stand_in(node)
-                except TypeError as error:
-                    unknown["%s (%s)" % (node.target, str(error).split("() ")[-1])] += 1
+                except (TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
+                    unknown["%s (%s)" % (node.target, str(error).split("\n")[0])] += 1
                     self.values[node] = self.stand_in(node)
         if unknown:
-            raise Unsupported(", ".join("%s%s" % (name, " x %d" % count if count > 1 else "") for name, count in sorted(unknown.items())))
+            raise Lacking(", ".join("%s%s" % (name, " x %d" % count if count > 1 else "") for name, count in sorted(unknown.items())))
 
     def stand_in(self, node):
         """For what cannot be expressed: later nodes are looked at, too. No file is written."""
@@ -392,7 +470,7 @@ class Exporter:
         return Value(shape, wide, tensor=self.graph.op("copy", self.graph.targets))
 
     def nodes_needed(self):
-        """Those that the loss depends on; in-place operators change what they read."""
+        """The nodes that the loss depends on. In-place operators change the tensors that they read."""
         needed, stack = set(), [node for node in self.nodes if node.op == "output"]
         while stack:
             node = stack.pop()
@@ -400,7 +478,7 @@ class Exporter:
                 continue
             needed.add(node)
             stack += node.all_input_nodes
-            stack += [user for user in node.users if str(user.target).split(".")[1:2] and str(user.target).split(".")[1].endswith("_")]
+            stack += [user for user in node.users if is_in_place(user)]
         return needed
 
     def call(self, node):
@@ -408,13 +486,16 @@ class Exporter:
         named = {name: self.value_of(one) for name, one in node.kwargs.items()}
         if getattr(node.target, "__name__", "") == "getitem":
             return arguments[0][arguments[1]]
-        name = str(node.target).replace("aten.", "")
-        in_place = name.split(".")[0].endswith("_")
-        if node.target not in (ATEN.batch_norm.default,) and all(self.is_known(one) for one in [*arguments, *named.values()]):
+        name, in_place = base_name(node), is_in_place(node)
+        if node.target != ATEN.batch_norm.default and all(self.is_known(one) for one in [*arguments, *named.values()]):
+            if torch.Tag.nondeterministic_seeded in node.target.tags or "empty" in name:
+                raise Unsupported("random numbers, or none")
             return self.constants_of(node)
-        made = HANDLERS[name.split(".")[0].rstrip("_") if in_place else name.split(".")[0]](self, node, *arguments, **named)
-        if in_place:
-            self.values[node.args[0]] = made
+        made = HANDLERS[name.rstrip("_") if in_place else name](self, node, *arguments, **named)
+        changed = node
+        while is_in_place(changed):  # the operand, and that of which it is another name
+            changed = changed.args[0]
+            self.values[changed] = made
         return made
 
 
@@ -464,15 +545,15 @@ def gelu(e, node, x, approximate="none"):
 
 @handles("softplus")
 def softplus(e, node, x, beta=1, threshold=20):
-    if beta != 1:
-        raise Unsupported("beta %g" % beta)
+    if beta != 1 or threshold < 20:
+        raise Unsupported("beta %g, threshold %g" % (beta, threshold))
     return e.alike("softplus", x)  # beyond the threshold both are x, to fp32
 
 
 @handles("clone", "contiguous", "alias", "to", "_to_copy", "lift_fresh_copy")
 def same(e, node, x, *arguments, **named):
-    if not x.targets and not node.meta["val"].is_floating_point():
-        raise Unsupported("a conversion to integers")
+    if not x.targets and node.meta["val"].dtype != node.args[0].meta["val"].dtype:
+        raise Unsupported("a conversion to %s" % node.meta["val"].dtype)
     return x
 
 
@@ -481,8 +562,8 @@ def dropout(e, node, x, p, train):
     if not train or p == 0:
         return x
     rows = x.rows_dimensions()
-    if rows != [0]:
-        raise Unsupported("dropout of a tensor whose first dimension is not the rows")
+    if rows != [0] or x.shape[0] != e.rows:
+        raise Unsupported("a tensor whose first dimension is not the rows")
     flat = e.reshape(x, (x.shape[0], 1, math.prod(x.shape[1:])), (x.wide[0], 1, math.prod(x.shape[1:])))
     made = e.made(e.graph.op("dropout", e.tensor(flat), e.graph.input("row_keys"), reals=[p]), flat.shape, flat.wide)
     return e.reshape(made, x.shape, x.wide)
@@ -501,10 +582,7 @@ def two_operands(kind):
         if alpha != 1:
             b = e.alike("scale", b, reals=[float(alpha)])
         a, b = e.broadcast(a, b)
-        left, right = e.tensor(a), e.tensor(b)
-        if left is right:
-            right = e.graph.op("copy", right)
-        return e.made(e.graph.op(kind, left, right), a.shape, a.wide)
+        return e.op(kind, [a, b], a.shape, a.wide)
     return handler
 
 
@@ -578,8 +656,8 @@ def conv2d(e, node, x, weight, bias=None, stride=(1, 1), padding=(0, 0), dilatio
     padding = as_list(padding, 2) if not isinstance(padding, str) else [None, None]
     if stride[0] != stride[1] or dilation[0] != dilation[1] or padding[0] is None:
         raise Unsupported("stride %s, padding %s, dilation %s" % (stride, padding, dilation))
-    if weight.parameter is None:
-        raise Unsupported("a kernel that is computed")
+    if weight.parameter is None or (bias is not None and bias.parameter is None):
+        raise Unsupported("a kernel or bias that is no parameter")
     if padding[0] != padding[1]:
         x, padding = pad(e, node, x, [padding[1], padding[1], padding[0], padding[0]]), [0, 0]
     shape, wide = e.shapes_of(node)
@@ -626,7 +704,7 @@ def avg_pool2d(e, node, x, kernel, stride=(), padding=(0, 0), ceil=False, counts
 
 @handles("layer_norm")
 def layer_norm(e, node, x, normalized, weight=None, bias=None, epsilon=1e-5, *rest):
-    if len(normalized) != 1 or weight is None or bias is None or weight.parameter is None:
+    if len(normalized) != 1 or weight is None or bias is None or weight.parameter is None or bias.parameter is None:
         raise Unsupported("of %d dimensions, or without weight and bias" % len(normalized))
     made = e.graph.op("layer_norm", e.tensor(x), weight.parameter, bias.parameter, outputs=3, reals=[epsilon])[0]
     return e.made(made, x.shape, x.wide)
@@ -634,8 +712,8 @@ def layer_norm(e, node, x, normalized, weight=None, bias=None, epsilon=1e-5, *re
 
 @handles("batch_norm")
 def batch_norm(e, node, x, weight, bias, mean, variance, training, momentum, epsilon, *rest):
-    if not training or weight is None or mean is None:
-        raise Unsupported("without running statistics, or not in training mode")
+    if not training or any(one is None or one.parameter is None for one in (weight, bias, mean, variance)):
+        raise Unsupported("without running statistics or parameters, or not in training mode")
     if e.graph.training.setdefault("batch-norm-momentum", "%g" % momentum) != "%g" % momentum:
         raise Unsupported("momentum %g beside another one: hapt has one for the run" % momentum)
     image = x
@@ -689,6 +767,8 @@ def total(e, node, x, dims=None, keep=False, **named):
 def view(e, node, x, *arguments):
     if x.targets:
         return x
+    if node.target == ATEN.view.dtype:
+        raise Unsupported("the bits as another type")
     shape, wide = e.shapes_of(node)
     return e.reshape(x, shape, wide)
 
@@ -735,7 +815,7 @@ def expand(e, node, x, *arguments, **named):
 @handles("slice")
 def slice_of(e, node, x, dim=0, first=None, end=None, step=1):
     first, end = first or 0, sys.maxsize if end is None else end
-    if dim % len(x.shape) in x.rows_dimensions() and first == 0 and end >= x.shape[dim]:
+    if dim % len(x.shape) in x.rows_dimensions() and first == 0 and end >= x.shape[dim] and step == 1:
         return x
     return e.slice(x, dim, first, min(end, x.shape[dim % len(x.shape)]), step)
 
@@ -787,6 +867,8 @@ def pad(e, node, x, widths, mode="constant", value=0):
 
 @handles("roll")
 def roll(e, node, x, shifts, dims=()):
+    if not dims:
+        raise Unsupported("of all elements")
     for shift, dim in zip(shifts, dims):
         size = x.shape[dim]
         cut = -shift % size
@@ -859,8 +941,9 @@ def export(model, inputs, targets, path, name=None):
     """Writes the model file. Raises Unsupported, with all operators that hapt lacks, before it writes anything."""
     wrapped = Loss(model)
     twice = [torch.cat([one, one]) for one in (inputs, targets)]
-    with torch.no_grad():
-        programs = [torch.export.export(wrapped, tuple(example)) for example in ((inputs, targets), twice)]
+    if any(weight.dtype != torch.float32 for weight in model.parameters()):
+        raise Unsupported("weights are not fp32; hapt converts the model, --dtype")
+    programs = [torch.export.export(wrapped, tuple(example)) for example in ((inputs, targets), twice)]
     state = dict(wrapped.named_parameters(remove_duplicate=False))
     state.update(wrapped.named_buffers(remove_duplicate=False))
     exporter = Exporter(name or type(model).__name__, (inputs, targets), *programs, state)
@@ -885,8 +968,9 @@ def main():
     try:
         graph = export(*module.model(), options.output)
     except Unsupported as error:
-        print("hapt_export: error: %s: hapt has no operators for %s" % (options.file, error), file=sys.stderr)
-        print("hint: hapt ops lists the operators", file=sys.stderr)
+        lacking = isinstance(error, Lacking)
+        print("hapt_export: error: %s: %s%s" % (options.file, "hapt has no operators for " if lacking else "", error), file=sys.stderr)
+        print("hint: hapt ops lists the operators" if lacking else "hint: see the head of hapt_export.py", file=sys.stderr)
         sys.exit(3)
     print("%s: %d operators, %d parameters" % (options.output, len(graph.operators), sum(tensor[1] == "parameter" for tensor in graph.tensors)))
 

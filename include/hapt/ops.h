@@ -14,8 +14,8 @@
  *          (reserved)
  * - "/3h"  three equal blocks, each sharded when letter h is ("/h": one block): heads inside a width
  *
- * Where the letters depend on attributes or shapes (reshape), the row's signature is an example, and `sign` writes that
- * of one operator.
+ * The letters of some operators depend on attributes or shapes (reshape). The row's signature is then an example, and
+ * `sign` writes that of one operator.
  *
  * Shapes, FLOPs, bytes and all sharding rules are derived from the signature (HAP Fig. 9). If all operands that have
  * letter x are sharded on x, outputs with x are sharded on x, and outputs without it are partial sums (all-reduce).
@@ -102,8 +102,8 @@ struct hapt_signature {
     int input_count, output_count;
     struct hapt_signature_operand input[HAPT_MAX_INPUTS], output[HAPT_MAX_OUTPUTS];
 };
-/* Signature of an operator in a graph. "..." has as many dimensions as in the first operand that has it. Where `sign`
- * fails, that of the row. Safe in several threads. */
+/* Signature of an operator in a graph. "..." has as many dimensions as in the first operand that has it. If `sign`
+ * fails, it is that of the row. Safe in several threads. */
 const struct hapt_signature *hapt_op_signature_of(const struct hapt_graph *graph, const struct hapt_op *op);
 /* Signature by type alone, for operand counts; "..." stands for two dimensions. */
 const struct hapt_signature *hapt_op_signature(int type);

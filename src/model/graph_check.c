@@ -90,6 +90,10 @@ static enum hapt_status check_indices(const struct hapt_graph *graph, const stru
     if (op->type < 0 || op->type >= hapt_op_type_count())
         return hapt_fail(HAPT_ERR_INPUT, NULL, "operator %s: unknown type %d", op->name, op->type);
     const struct hapt_signature *signature = hapt_op_signature(op->type);
+    if (forward && !hapt_op_type_at(op->type)->backward && !hapt_op_type_at(op->type)->gradient &&
+        !hapt_op_type_at(op->type)->collective)
+        return hapt_fail(HAPT_ERR_INPUT, "write only the forward part: hapt derives the backward part",
+                         "operator %s: %s has no gradient", op->name, hapt_op_type_at(op->type)->name);
     if (op->input_count != signature->input_count || op->output_count < 1 ||
         op->output_count > signature->output_count || (forward && op->output_count != signature->output_count))
         return hapt_fail(HAPT_ERR_INPUT, NULL, "operator %s: wrong number of inputs or outputs for %s", op->name,

@@ -8,8 +8,7 @@ static enum hapt_status infer_clamp(const struct hapt_graph *graph, const struct
     return op->real[0] < op->real[1] ? HAPT_OK : hapt_op_bad_attribute(op, "its limits are not in order");
 }
 
-/* The gradient of input i alone; *fails: it reads one tensor twice. */
-static enum hapt_status check_two(const struct hapt_graph *graph, int op)
+enum hapt_status hapt_op_check_two(const struct hapt_graph *graph, int op)
 {
     const int a = graph->op[op].input[0], b = graph->op[op].input[1];
     if (a != b || !hapt_gradient_needed(graph, a)) return HAPT_OK;
@@ -22,7 +21,7 @@ static enum hapt_status gradient_mul(struct hapt_graph *graph, int op)
 {
     const int a = graph->op[op].input[0], b = graph->op[op].input[1], dy = hapt_gradient_incoming(graph, op);
     const int to_a[] = {dy, b}, to_b[] = {dy, a};
-    HAPT_TRY(check_two(graph, op));
+    HAPT_TRY(hapt_op_check_two(graph, op));
     if (hapt_gradient_needed(graph, a)) HAPT_TRY(hapt_gradient_append(graph, op, "mul", to_a, 2, &a, 1));
     return hapt_gradient_needed(graph, b) ? hapt_gradient_append(graph, op, "mul", to_b, 2, &b, 1) : HAPT_OK;
 }
@@ -30,7 +29,7 @@ static enum hapt_status gradient_mul(struct hapt_graph *graph, int op)
 static enum hapt_status gradient_sub(struct hapt_graph *graph, int op)
 {
     const int a = graph->op[op].input[0], b = graph->op[op].input[1], dy = hapt_gradient_incoming(graph, op);
-    HAPT_TRY(check_two(graph, op));
+    HAPT_TRY(hapt_op_check_two(graph, op));
     if (hapt_gradient_needed(graph, a)) HAPT_TRY(hapt_gradient_append(graph, op, "copy", &dy, 1, &a, 1));
     if (!hapt_gradient_needed(graph, b)) return HAPT_OK;
     HAPT_TRY(hapt_gradient_append(graph, op, "scale", &dy, 1, &b, 1));
@@ -43,7 +42,7 @@ static enum hapt_status gradient_div(struct hapt_graph *graph, int op)
 {
     const int a = graph->op[op].input[0], b = graph->op[op].input[1], dy = hapt_gradient_incoming(graph, op);
     const int to_a[] = {dy, b}, to_b[] = {graph->op[op].output[0], b, dy};
-    HAPT_TRY(check_two(graph, op));
+    HAPT_TRY(hapt_op_check_two(graph, op));
     if (hapt_gradient_needed(graph, a)) HAPT_TRY(hapt_gradient_append(graph, op, "div", to_a, 2, &a, 1));
     return hapt_gradient_needed(graph, b) ? hapt_gradient_append(graph, op, "div_db", to_b, 3, &b, 1) : HAPT_OK;
 }

@@ -40,6 +40,8 @@ enum hapt_status hapt_op_infer_statistics(const struct hapt_graph *graph, const 
                                           struct hapt_tensor *output);
 /* Gradient rule of batch_norm, and of an operator with the same first five inputs. */
 enum hapt_status hapt_gradient_batch_norm(struct hapt_graph *graph, int op);
+/* HAPT_ERR_INPUT if both inputs are one tensor that needs a gradient: each input has a gradient of its own. */
+enum hapt_status hapt_op_check_two(const struct hapt_graph *graph, int op);
 /* Number of forward operators' inputs that are this tensor. */
 int hapt_op_forward_readers(const struct hapt_graph *graph, int tensor);
 /* HAPT_ERR_INPUT: "operator NAME (TYPE): what". */

@@ -8,6 +8,7 @@
  */
 #include <stdio.h>
 
+#include "graph_parts.h"
 #include "ops_rows.h"
 
 /* ---- writing signatures ---- */
@@ -58,7 +59,7 @@ static const struct hapt_tensor *input_of(const struct hapt_graph *graph, const 
     return i < op->input_count && op->input[i] >= 0 ? &graph->tensor[op->input[i]] : NULL;
 }
 
-/* What a gradient is of, from the gradient itself; NULL: it is not known. */
+/* The gradient that a backward operator makes, whose shape it has from its forward operand; NULL: it is not known. */
 static const struct hapt_tensor *gradient_of(const struct hapt_graph *graph, const struct hapt_op *op)
 {
     return op->output_count > 0 ? &graph->tensor[op->output[0]] : NULL;
@@ -122,8 +123,13 @@ static enum hapt_status gradient_permute(struct hapt_graph *graph, int op)
 /* The shape that the attributes name; the size -1 follows from the others. */
 static enum hapt_status shape_wanted(const struct hapt_op *op, const struct hapt_tensor *x, int64_t *shape, int *dims)
 {
-    int64_t left = hapt_tensor_elements(x);
+    int64_t left = 1;
     int open = -1;
+    for (int d = 0; d < x->dims; d++) {
+        if (x->shape[d] < 1 || x->shape[d] > HAPT_MAX_ELEMENTS / left)
+            return hapt_op_bad_attribute(op, "it has too many elements");
+        left *= x->shape[d];
+    }
     for (*dims = 0; *dims < HAPT_MAX_DIMS && op->integer[*dims] != 0; (*dims)++) {
         const int64_t size = op->integer[*dims];
         if (size < -1 || (size == -1 && open >= 0))
@@ -159,8 +165,8 @@ struct dim_sign {
     char letter, with; /* with 0: it cannot be sharded */
 };
 
-/* Elements of both sides stand in the same order, so shards of the first dimension of one side are shards of the first
- * one of the other, if one size is a multiple of the other. */
+/* Elements of both sides stand in the same order. So shards of the first dimension of one side are shards of that of
+ * the other, if one size is a multiple of the other. */
 static void sign_group(struct signs *signs, const struct group group[2], const int64_t *const shape[2],
                        struct dim_sign *const sign[2])
 {
@@ -209,7 +215,7 @@ static enum hapt_status sign_reshape(const struct hapt_graph *graph, const struc
         }
         while (group[0].elements != group[1].elements) {
             const int side = group[0].elements > group[1].elements;
-            HAPT_ASSERT(group[side].end < dims[side]);
+            if (group[side].end == dims[side]) return hapt_op_bad_attribute(op, "it has too many elements");
             group[side].elements *= shape[side][group[side].end++];
         }
         sign_group(&signs, group, shape, sign);
@@ -239,7 +245,8 @@ static enum hapt_status gradient_reshape(struct hapt_graph *graph, int op)
 static enum hapt_status size_expanded(const struct hapt_graph *graph, const struct hapt_op *op, int d, int64_t *size)
 {
     const struct hapt_tensor *x = input_of(graph, op, 0), *like = input_of(graph, op, 1);
-    if (op->integer[d] < 0) return hapt_op_bad_attribute(op, "a size is negative");
+    if (op->integer[d] < 0 || op->integer[d] > HAPT_MAX_ELEMENTS)
+        return hapt_op_bad_attribute(op, "a size is negative or too large");
     *size = op->integer[d] > 0 ? op->integer[d] : like ? like->shape[d] : x->shape[d];
     return x->shape[d] == 1 || x->shape[d] == *size
                ? HAPT_OK
@@ -291,7 +298,7 @@ static enum hapt_status sign_expand_dx(const struct hapt_graph *graph, const str
     const struct hapt_tensor *dy = input_of(graph, op, 0), *dx = gradient_of(graph, op);
     struct signs signs = signs_begin(text);
     char letter[HAPT_MAX_DIMS] = {0};
-    if (!dy || !dx) return lacks_operand(op);
+    if (!dy || !dx || dy->dims != dx->dims) return lacks_operand(op);
     new_letters(&signs, letter, dy->dims);
     put_letters(&signs, letter, dy->dims, 0);
     put(&signs, "->");
@@ -326,7 +333,8 @@ static enum hapt_status infer_slice(const struct hapt_graph *graph, const struct
                                     struct hapt_tensor *output)
 {
     const int64_t first = op->integer[1], end = op->integer[2], step = op->integer[3] == 0 ? 1 : op->integer[3];
-    if (first < 0 || end <= first || end > graph->tensor[op->input[0]].shape[op->integer[0]] || step < 1)
+    if (first < 0 || end <= first || end > graph->tensor[op->input[0]].shape[op->integer[0]] || step < 1 ||
+        step > end - first)
         return hapt_op_bad_attribute(op, "its first element, end or step is not inside the dimension");
     output[0].shape[op->integer[0]] = (end - first - 1) / step + 1;
     return HAPT_OK;
@@ -365,9 +373,7 @@ static enum hapt_status gradient_concat(struct hapt_graph *graph, int op)
 {
     const int a = graph->op[op].input[0], b = graph->op[op].input[1];
     const int64_t first = graph->tensor[a].shape[graph->op[op].integer[0]];
-    if (a == b)
-        return hapt_fail(HAPT_ERR_INPUT, "give each input its own tensor", "operator %s reads tensor %s twice",
-                         graph->op[op].name, graph->tensor[a].name);
+    HAPT_TRY(hapt_op_check_two(graph, op));
     if (hapt_gradient_needed(graph, a)) HAPT_TRY(gradient_slice_of(graph, op, a, 0));
     return hapt_gradient_needed(graph, b) ? gradient_slice_of(graph, op, b, first) : HAPT_OK;
 }
@@ -476,9 +482,7 @@ static enum hapt_status gradient_matmul(struct hapt_graph *graph, int op)
 {
     const int a = graph->op[op].input[0], b = graph->op[op].input[1], dy = hapt_gradient_incoming(graph, op);
     const bool first = graph->op[op].integer[0] & 1, second = graph->op[op].integer[0] >> 1 & 1;
-    if (a == b)
-        return hapt_fail(HAPT_ERR_INPUT, "give each input its own tensor", "operator %s reads tensor %s twice",
-                         graph->op[op].name, graph->tensor[a].name);
+    HAPT_TRY(hapt_op_check_two(graph, op));
     if (hapt_gradient_needed(graph, a))
         HAPT_TRY(first ? append_matmul(graph, op, b, dy, second, true, a)
                        : append_matmul(graph, op, dy, b, false, !second, a));

@@ -149,9 +149,10 @@ const struct hapt_signature *hapt_op_signature_of(const struct hapt_graph *graph
     const struct hapt_op_type *type = hapt_op_type_at(op->type);
     char text[HAPT_SIGNATURE_SIZE];
     if (type->sign) {
-        if (type->sign(graph, op, text) == HAPT_OK) return parsed_of(text);
-        hapt_fail_reset();
-        return usual;
+        struct hapt_failure ignored, *before = hapt_fail_divert(&ignored);
+        const enum hapt_status status = type->sign(graph, op, text);
+        hapt_fail_divert(before);
+        return status == HAPT_OK ? parsed_of(text) : usual;
     }
     for (int i = 0; i < op->input_count && i < usual->input_count; i++) {
         if (!none->input[i].ellipsis || op->input[i] < 0) continue;

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Models that tools/hapt_export.py made of PyTorch's: they train as there. Where PyTorch 2 is (HAPT_TRANSFORMERS: a python with torch, torchvision
-# and transformers), they are exported again, and mistakes are refused. HAPT_LONG=1: with it also all models of tests/coverage.
+# Models that tools/hapt_export.py made of PyTorch's: they train as there. With PyTorch 2 (HAPT_TRANSFORMERS: a python with torch, torchvision
+# and transformers) they are exported again, and mistakes are refused. HAPT_LONG=1: with it also all models of tests/coverage.
 # Runs beside others: it measures no time.
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1

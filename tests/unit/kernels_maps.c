@@ -69,6 +69,7 @@ static void functions(void)
         {"sin", 1, {{100}}, .low = -7, .high = 7, .reference = sine},
         {"cos", 1, {{100}}, .low = -7, .high = 7, .reference = cosine},
         {"power", 1, {{50}}, .real = {2}, .low = -3, .high = 3, .reference = power},
+        {"power", 1, {{50}}, .real = {0}, .low = -2, .high = 2, .reference = power},
         {"power", 1, {{50}}, .real = {3}, .low = -2, .high = 2, .reference = power},
         {"power", 1, {{50}}, .real = {0.5}, .low = 0.1, .high = 3, .reference = power},
         {"power", 1, {{50}}, .real = {-0.5}, .low = 0.3, .high = 3, .reference = power},

@@ -224,6 +224,7 @@ static size_t matmul_workspace(const struct hapt_call *call)
 static enum hapt_status matmul_run(const struct hapt_call *call, enum hapt_dtype dtype)
 {
     struct gemm gemm = matmul_gemm(call, dtype);
+    if (hapt_view_elements(&call->output[0]) == 0) return HAPT_OK;
     const int64_t bytes = (int64_t)hapt_dtype_bytes(dtype),
                   count = hapt_view_elements(&call->output[0]) / (gemm.m * gemm.n);
     for (int64_t k = 0; k < count; k++) {

@@ -32,7 +32,7 @@ INLINE vector size_of(vector x)
     return (vector)((ivector)x & 0x7fffffff);
 }
 
-/* Of e^-|x|, which neither overflows nor cancels. NaN is kept. */
+/* By e^-|x|, which neither overflows nor cancels. NaN is kept. */
 INLINE vector sigmoid(vector x)
 {
     const vector falling = vector_exp(-size_of(x)), share = vector_reciprocal(1.0f + falling);
@@ -156,6 +156,7 @@ INLINE struct map cos_at(vector x, const struct hapt_call *call)
 INLINE struct map power_at(vector x, const struct hapt_call *call)
 {
     const float exponent = (float)call->real[0];
+    if (exponent == 0.0f) return (struct map){vector_set(1.0f), (vector){0}};
     if (exponent == 2.0f) return (struct map){x * x, 2.0f * x};
     return (struct map){lanes_power(x, exponent), exponent * lanes_power(x, exponent - 1.0f)};
 }

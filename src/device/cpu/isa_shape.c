@@ -168,8 +168,8 @@ INLINE void repeat_run(const struct hapt_call *call, unsigned missing, bool half
     move_run(call, &move, y->data, x->data, half, call->accumulate & 1u);
 }
 
-/* Moves the narrow tensor into (`out`) or out of a region of the wide one, which begins at `first` of dimension `dim`
- * and takes each step-th element. */
+/* Moves the narrow tensor into a region of the wide one (`into`), or out of it. The region begins at `first` of
+ * dimension `dim` and has each step-th element. */
 INLINE void region_run(const struct hapt_call *call, const struct hapt_view *narrow, const struct hapt_view *wide,
                        int64_t dim, int64_t first, int64_t step, bool into, bool half, bool accumulate)
 {

@@ -147,7 +147,7 @@ static struct dw_split dw_split_of(const struct grouped &of)
     return split;
 }
 
-/* Where a term is: its row, and its pixel of dy. */
+/* The place of a term: its row, and its pixel of dy. */
 struct place {
     int64_t row;
     int p, q;

@@ -24,7 +24,7 @@ struct parameters {
         }                                                                                                   \
     };
 
-/* Of e^-|x|, which neither overflows nor cancels. */
+/* By e^-|x|, which neither overflows nor cancels. */
 static __device__ __forceinline__ float sigmoid_at(float x)
 {
     const float falling = expf(-fabsf(x)), share = 1.0f / (1.0f + falling);
@@ -63,6 +63,7 @@ static __device__ __forceinline__ float power_at(float x, float exponent)
 
 static __device__ __forceinline__ float power_slope(float x, float exponent)
 {
+    if (exponent == 0.0f) return 0.0f;
     return exponent == 2.0f ? 2.0f * x : exponent * power_at(x, exponent - 1.0f);
 }
 

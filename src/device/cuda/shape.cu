@@ -24,7 +24,7 @@ struct offsets {
     int64_t to, from;
 };
 
-/* Of element k. */
+/* The offsets of element k. */
 static __device__ __forceinline__ struct offsets offsets_of(const struct move &move, int64_t k)
 {
     struct offsets at = {0, 0};
@@ -158,8 +158,8 @@ template <class Element> static enum hapt_status reshape_run(const struct hapt_c
                     call->accumulate & 1u, queue);
 }
 
-/* Moves the narrow tensor into (`into`) or out of a region of the wide one, which begins at `first` of dimension `dim`
- * and takes each step-th element. */
+/* Moves the narrow tensor into a region of the wide one (`into`), or out of it. The region begins at `first` of
+ * dimension `dim` and has each step-th element. */
 template <class Element>
 static enum hapt_status region_run(const struct hapt_view *narrow, const struct hapt_view *wide, int64_t dim,
                                    int64_t first, int64_t step, bool into, bool accumulate, struct hapt_queue *queue)
