@@ -1,6 +1,6 @@
 """Coverage of PyTorch's models: coverage.py HAPT FOLDER [--keep KEPT] [NAME...]. Each model of models.py gets four marks: it is exported; hapt has
 its operators; five steps equal PyTorch's (losses 1e-5, the change of all weights 1e-3); two and four stages give the bits of one. The
-reference is PyTorch in double precision, with the gradients of two microbatches. If PyTorch in fp32 is itself farther away, twice its
+reference is PyTorch in double precision, with the gradients of two microbatches. If PyTorch in fp32 is itself farther away, four times its
 distance is allowed, and printed. --keep writes model files and references for tests without PyTorch 2. Needs PyTorch 2, torchvision,
 transformers."""
 import copy
@@ -37,7 +37,8 @@ def train_torch(model, rate, inputs, targets):
             loss += part.item()
         optimizer.step()
         losses.append(loss)
-    return numpy.array(losses), {name.removeprefix("model."): weight.detach().numpy() for name, weight in model.named_parameters()}
+    used = {name.removeprefix("model."): weight for name, weight in model.named_parameters() if weight.grad is not None}
+    return numpy.array(losses), {name: weight.detach().numpy() for name, weight in used.items()}
 
 
 def is_shared(model, name):
@@ -57,7 +58,7 @@ def compare(ours, model, before, rate, data):
     off, limit, said = far(*ours), [1e-5, 1e-3], ""
     if off[0] > limit[0] or off[1] > limit[1]:
         theirs = far(*train_torch(rounded, rate, *data))
-        limit = [max(limit[k], 2 * theirs[k]) for k in range(2)]
+        limit = [max(limit[k], 4 * theirs[k]) for k in range(2)]
         said = "; PyTorch in fp32: %.1g and %.1g" % theirs
     good = len(after) > 0 and off[0] <= limit[0] and off[1] <= limit[1]
     return good, "losses within %.1g, changes within %.1g%s" % (off + (said,)), (expected, after)
