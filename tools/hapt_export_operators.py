@@ -1,0 +1,428 @@
+"""For hapt_export.py: operators of PyTorch and the operators of hapt that they become. To add one: a function under its name."""
+import math
+import sys
+
+import torch
+
+from hapt_export_graph import ATEN, Unsupported, Value
+
+HANDLERS = {}
+
+
+def handles(*names):
+    def decorate(function):
+        for name in names:
+            HANDLERS[name] = function
+        return function
+    return decorate
+
+
+def as_list(value, count):
+    return list(value) * (count if len(value) == 1 else 1) if isinstance(value, (list, tuple)) else [value] * count
+
+
+def map_of(kind, reals=lambda: ()):
+    return lambda e, node, x, *arguments, **named: e.alike(kind, x, reals=list(reals(*arguments, **named)))
+
+
+for torch_name, kind in (("relu", "relu"), ("sigmoid", "sigmoid"), ("silu", "silu"), ("tanh", "tanh"), ("hardswish", "hardswish"),
+                         ("hardsigmoid", "hardsigmoid"), ("exp", "exp"), ("log", "log"), ("sin", "sin"), ("cos", "cos")):
+    HANDLERS[torch_name] = map_of(kind)
+HANDLERS["leaky_relu"] = map_of("leaky_relu", lambda slope=0.01: (slope,))
+HANDLERS["elu"] = map_of("elu", lambda alpha=1.0: (alpha,))
+HANDLERS["hardtanh"] = map_of("clamp", lambda low=-1.0, high=1.0: (low, high))
+HANDLERS["relu6"] = map_of("clamp", lambda: (0.0, 6.0))
+HANDLERS["sqrt"] = map_of("power", lambda: (0.5,))
+HANDLERS["rsqrt"] = map_of("power", lambda: (-0.5,))
+HANDLERS["reciprocal"] = map_of("power", lambda: (-1.0,))
+HANDLERS["neg"] = map_of("scale", lambda: (-1.0,))
+
+
+@handles("pow")
+def power(e, node, x, exponent):
+    if not isinstance(x, Value) or isinstance(exponent, Value):
+        raise Unsupported("a power that is a tensor")
+    return e.alike("power", x, reals=[float(exponent)])
+
+
+@handles("gelu")
+def gelu(e, node, x, approximate="none"):
+    return e.alike("gelu", x, integers=[int(approximate == "none")])
+
+
+@handles("softplus")
+def softplus(e, node, x, beta=1, threshold=20):
+    if beta != 1 or threshold < 20:
+        raise Unsupported("beta %g, threshold %g" % (beta, threshold))
+    return e.alike("softplus", x)  # beyond the threshold both are x, to fp32
+
+
+@handles("clone", "contiguous", "alias", "to", "_to_copy", "lift_fresh_copy")
+def same(e, node, x, *arguments, **named):
+    if not x.targets and node.meta["val"].dtype != node.args[0].meta["val"].dtype:
+        raise Unsupported("a conversion to %s" % node.meta["val"].dtype)
+    return x
+
+
+@handles("dropout")
+def dropout(e, node, x, p, train):
+    if not train or p == 0:
+        return x
+    rows = x.rows_dimensions()
+    if rows != [0] or x.shape[0] != e.rows:
+        raise Unsupported("a tensor whose first dimension is not the rows")
+    flat = e.reshape(x, (x.shape[0], 1, math.prod(x.shape[1:])), (x.wide[0], 1, math.prod(x.shape[1:])))
+    made = e.made(e.graph.op("dropout", e.tensor(flat), e.graph.input("row_keys"), reals=[p]), flat.shape, flat.wide)
+    return e.reshape(made, x.shape, x.wide)
+
+
+def two_operands(kind):
+    def handler(e, node, a, b, alpha=1):
+        if not isinstance(a, Value):
+            a = Value((1,), (1,), constant=torch.tensor([float(a)]))
+        if not isinstance(b, Value):
+            if kind == "mul":
+                return e.alike("scale", a, reals=[float(b)])
+            if kind == "div":
+                return e.alike("scale", a, reals=[1 / float(b)])
+            b = Value((1,), (1,), constant=torch.tensor([float(b)]))
+        if alpha != 1:
+            b = e.alike("scale", b, reals=[float(alpha)])
+        a, b = e.broadcast(a, b)
+        return e.op(kind, [a, b], a.shape, a.wide)
+    return handler
+
+
+for kind in ("add", "sub", "mul", "div"):
+    HANDLERS[kind] = two_operands(kind)
+HANDLERS["rsub"] = lambda e, node, a, b, alpha=1: HANDLERS["sub"](e, node, Value((1,), (1,), constant=torch.tensor([float(b)]))
+                                                                 if not isinstance(b, Value) else b, a, alpha)
+
+
+@handles("linear")
+def linear(e, node, x, weight, bias=None):
+    if weight.parameter is None or (bias is not None and bias.parameter is None):
+        made = e.general_matmul(x, e.permute(weight, [1, 0]))
+        return HANDLERS["add"](e, node, made, bias) if bias is not None else made
+    return e.op("linear_t", [x, weight.parameter, bias.parameter if bias is not None else None], x.shape[:-1] + weight.shape[:1],
+                x.wide[:-1] + weight.wide[:1])
+
+
+@handles("addmm")
+def addmm(e, node, bias, x, weight, beta=1, alpha=1):
+    if beta != 1 or alpha != 1:
+        raise Unsupported("factors")
+    shapes = x.shape[:1] + weight.shape[1:], x.wide[:1] + weight.wide[1:]
+    if weight.parameter is not None and bias.parameter is not None:
+        return e.op("linear", [x, weight.parameter, bias.parameter], *shapes)
+    source = weight.made_by[1] if weight.made_by and weight.made_by[0] == "permute" else None
+    if source is not None and source.parameter is not None and bias.parameter is not None:
+        return e.op("linear_t", [x, source.parameter, bias.parameter], *shapes)
+    return HANDLERS["add"](e, node, e.general_matmul(x, weight), bias)
+
+
+@handles("matmul", "mm", "bmm")
+def matmul(e, node, a, b):
+    return e.general_matmul(a, b)
+
+
+@handles("index")
+def index(e, node, table, indices):
+    if len(indices) != 1 or indices[0].constant is None:
+        raise Unsupported("indices that are computed from inputs, or several")
+    e.drop_rows(indices[0])
+    some = e.take_rows(table, indices[0].constant.reshape(-1))
+    return e.reshape(some, indices[0].shape + table.shape[1:], indices[0].wide + table.wide[1:])
+
+
+@handles("embedding")
+def embedding(e, node, table, indices, padding=-1, by_frequency=False, sparse=False):
+    if by_frequency:
+        raise Unsupported("gradients that are scaled by frequency")
+    if padding >= 0:
+        e.notes.add("the row of padding, %d, of an embedding trains as the others do" % padding)
+    if indices.constant is not None:  # rows of a table that are the same for all: positions
+        e.drop_rows(indices)
+        flat = indices.constant.reshape(-1)
+        first, count = int(flat[0]), flat.numel()
+        if torch.equal(flat, torch.arange(first, first + count)):
+            some = e.slice(Value(table.shape, table.wide, parameter=table.parameter), 0, first, first + count)
+        else:
+            some = e.take_rows(table, flat)
+        return e.reshape(some, indices.shape + table.shape[1:], indices.wide + table.wide[1:])
+    if table.parameter is None or len(indices.shape) != 2 or indices.tensor is not e.graph.tokens:
+        raise Unsupported("indices that are not the model's tokens")
+    made = e.op("embedding", [indices, table.parameter, None], indices.shape + table.shape[1:], indices.wide + table.wide[1:])
+    e.rows_source = e.rows_source or made
+    return made
+
+
+@handles("conv2d")
+def conv2d(e, node, x, weight, bias=None, stride=(1, 1), padding=(0, 0), dilation=(1, 1), groups=1):
+    stride, dilation = as_list(stride, 2), as_list(dilation, 2)
+    padding = as_list(padding, 2) if not isinstance(padding, str) else [None, None]
+    if stride[0] != stride[1] or dilation[0] != dilation[1] or padding[0] is None:
+        raise Unsupported("stride %s, padding %s, dilation %s" % (stride, padding, dilation))
+    if weight.parameter is None or (bias is not None and bias.parameter is None):
+        raise Unsupported("a kernel or bias that is no parameter")
+    if padding[0] != padding[1]:
+        x, padding = pad(e, node, x, [padding[1], padding[1], padding[0], padding[0]]), [0, 0]
+    shape, wide = e.shapes_of(node)
+    operands = [x, weight.parameter, bias.parameter if bias is not None else None]
+    if groups == 1 and dilation == [1, 1]:
+        return e.op("conv2d", operands, shape, wide, integers=[stride[0], padding[0]])
+    return e.op("grouped_conv2d", operands, shape, wide, integers=[groups, stride[0], padding[0], dilation[0]])
+
+
+@handles("max_pool2d", "max_pool2d_with_indices")
+def max_pool2d(e, node, x, kernel, stride=(), padding=(0,), dilation=(1,), ceil=False):
+    kernel, padding, dilation = as_list(kernel, 2), as_list(padding, 2), as_list(dilation, 2)
+    stride = as_list(stride, 2) if stride else kernel
+    if kernel[0] != kernel[1] or stride[0] != stride[1] or padding[0] != padding[1] or dilation != [1, 1]:
+        raise Unsupported("kernel %s, stride %s, padding %s, dilation %s" % (kernel, stride, padding, dilation))
+    shape, wide = e.shapes_of(node)
+    if any(size != (x.shape[2 + d] + 2 * padding[0] - kernel[0]) // stride[0] + 1 for d, size in enumerate(shape[2:])):
+        raise Unsupported("ceil_mode that adds a window")
+    return e.op("max_pool", [x], shape, wide, integers=[kernel[0], stride[0], padding[0]])
+
+
+@handles("adaptive_avg_pool2d")
+def adaptive_avg_pool2d(e, node, x, size):
+    size = as_list(size, 2)
+    if size == [1, 1]:
+        return e.reduce("mean", x, [2, 3], True)
+    if size[0] != size[1]:
+        raise Unsupported("a result that is not square")
+    return e.op("adaptive_pool", [x], x.shape[:2] + tuple(size), x.wide[:2] + tuple(size), integers=[size[0]])
+
+
+@handles("avg_pool2d")
+def avg_pool2d(e, node, x, kernel, stride=(), padding=(0, 0), ceil=False, counts_padding=True, divisor=None):
+    kernel, padding = as_list(kernel, 2), as_list(padding, 2)
+    stride = as_list(stride, 2) if stride else kernel
+    (b, c, height, width), wide = x.shape, x.wide
+    if kernel != stride or padding != [0, 0] or height % kernel[0] or width % kernel[1] or divisor is not None:
+        raise Unsupported("windows that overlap, or do not cover the image")
+    tiles = (height // kernel[0], kernel[0], width // kernel[1], kernel[1])
+    flat = e.reshape(x, (b * c * tiles[0],) + tiles[1:], (wide[0] * c * tiles[0],) + tiles[1:])
+    made = e.reduce("mean", flat, [1, 3], False)
+    return e.reshape(made, (b, c, tiles[0], tiles[2]), (wide[0], c, tiles[0], tiles[2]))
+
+
+@handles("layer_norm")
+def layer_norm(e, node, x, normalized, weight=None, bias=None, epsilon=1e-5, *rest):
+    if len(normalized) != 1 or weight is None or bias is None or weight.parameter is None or bias.parameter is None:
+        raise Unsupported("of %d dimensions, or without weight and bias" % len(normalized))
+    made = e.graph.op("layer_norm", e.tensor(x), weight.parameter, bias.parameter, outputs=3, reals=[epsilon])[0]
+    return e.made(made, x.shape, x.wide)
+
+
+@handles("batch_norm")
+def batch_norm(e, node, x, weight, bias, mean, variance, training, momentum, epsilon, *rest):
+    if not training or any(one is None or one.parameter is None for one in (weight, bias, mean, variance)):
+        raise Unsupported("without running statistics or parameters, or not in training mode")
+    if e.graph.training.setdefault("batch-norm-momentum", "%g" % momentum) != "%g" % momentum:
+        raise Unsupported("momentum %g beside another one: hapt has one for the run" % momentum)
+    image = x
+    if len(x.shape) != 4:
+        tail = x.shape[2:] + (1,) * (4 - len(x.shape))
+        image = e.reshape(x, x.shape[:2] + tail, x.wide[:2] + tail)
+    count = [image.shape[0] * image.shape[2] * image.shape[3]]
+    source = e.tensor(image)
+    middle = e.graph.op("batch_mean", source, integers=count)
+    around = e.graph.op("batch_variance", source, middle, integers=count)
+    made = e.graph.op("batch_norm_running", source, middle, around, weight.parameter, bias.parameter, mean.parameter, variance.parameter,
+                      e.graph.input("training"), integers=count, reals=[epsilon])
+    return e.reshape(e.made(made, image.shape, image.wide), x.shape, x.wide)
+
+
+@handles("group_norm")
+def group_norm(e, node, x, groups, weight=None, bias=None, epsilon=1e-5, *rest):
+    size = math.prod(x.shape[1:]) // groups
+    flat = e.reshape(x, (x.shape[0], groups, size), (x.wide[0], groups, size))
+    flat = HANDLERS["sub"](e, node, flat, e.reduce("mean", flat, [2], True))
+    variance = e.reduce("mean", e.alike("power", flat, reals=[2.0]), [2], True)
+    share = e.alike("power", HANDLERS["add"](e, node, variance, epsilon), reals=[-0.5])
+    made = e.reshape(HANDLERS["mul"](e, node, flat, share), x.shape, x.wide)
+    one = (x.shape[1],) + (1,) * (len(x.shape) - 2)
+    if weight is not None:
+        made = HANDLERS["mul"](e, node, made, e.reshape(weight, one, one))
+    return HANDLERS["add"](e, node, made, e.reshape(bias, one, one)) if bias is not None else made
+
+
+@handles("softmax", "_softmax")
+def softmax(e, node, x, dim, *rest, **named):
+    dim %= len(x.shape)
+    if dim == len(x.shape) - 1:
+        return e.alike("softmax", x)
+    order = [d for d in range(len(x.shape)) if d != dim] + [dim]
+    back = [order.index(d) for d in range(len(order))]
+    return e.permute(e.alike("softmax", e.permute(x, order)), back)
+
+
+@handles("mean")
+def mean(e, node, x, dims=None, keep=False, **named):
+    return e.reduce("mean", x, dims, keep)
+
+
+@handles("sum")
+def total(e, node, x, dims=None, keep=False, **named):
+    return e.reduce("sum", x, dims, keep)
+
+
+@handles("view", "reshape", "_unsafe_view", "flatten", "unflatten", "unsqueeze", "squeeze")
+def view(e, node, x, *arguments):
+    if x.targets:
+        return x
+    if node.target == ATEN.view.dtype:
+        raise Unsupported("the bits as another type")
+    shape, wide = e.shapes_of(node)
+    return e.reshape(x, shape, wide)
+
+
+@handles("transpose")
+def transpose(e, node, x, one, other):
+    order = list(range(len(x.shape)))
+    order[one], order[other] = order[other], order[one]
+    return e.permute(x, order)
+
+
+@handles("permute")
+def permute(e, node, x, order):
+    return e.permute(x, order)
+
+
+@handles("t")
+def t(e, node, x):
+    return e.permute(x, [1, 0])
+
+
+@handles("expand", "expand_as")
+def expand(e, node, x, *arguments, **named):
+    shape, wide = e.shapes_of(node)
+    if x.shape == shape and x.wide == wide:
+        return x
+    missing = len(shape) - len(x.shape)
+    x = e.reshape(x, (1,) * missing + x.shape, (1,) * missing + x.wide)
+    sizes = [shape[d] if x.shape[d] != shape[d] else 0 for d in range(len(shape))]
+    if not any(sizes[d] and shape[d] != wide[d] for d in range(len(shape))):
+        return e.op("expand", [x, None], shape, wide, integers=sizes)
+    growing = [d for d in range(len(shape)) if sizes[d] and shape[d] != wide[d]]
+    if growing != [0] or not e.rows_source:
+        raise Unsupported("rows that are repeated")
+    like = e.rows_source  # any tensor with a dimension of rows, cut to one element
+    flat = e.reshape(like, (like.shape[0], math.prod(like.shape[1:])), (like.wide[0], math.prod(like.shape[1:])))
+    one = e.slice(flat, 1, 0, 1)
+    one = e.reshape(one, (shape[0],) + (1,) * (len(shape) - 1), (wide[0],) + (1,) * (len(shape) - 1))
+    sizes[0] = 0
+    repeated = [shape[d] if d else 0 for d in range(len(shape))]
+    return e.op("expand", [x, one], shape, wide, integers=repeated)
+
+
+@handles("slice")
+def slice_of(e, node, x, dim=0, first=None, end=None, step=1):
+    first, end = first or 0, sys.maxsize if end is None else end
+    if dim % len(x.shape) in x.rows_dimensions() and first == 0 and end >= x.shape[dim] and step == 1:
+        return x
+    return e.slice(x, dim, first, min(end, x.shape[dim % len(x.shape)]), step)
+
+
+@handles("select")
+def select(e, node, x, dim, index):
+    return e.select(x, dim, index)
+
+
+@handles("split", "split_with_sizes", "chunk")
+def split(e, node, x, sizes, dim=0):
+    first, made = 0, []
+    for one in node.meta["val"]:
+        length = one.shape[dim]
+        made.append(e.slice(x, dim, first, first + length))
+        first += length
+    return made
+
+
+@handles("unbind")
+def unbind(e, node, x, dim=0):
+    return [e.select(x, dim, k) for k in range(x.shape[dim])]
+
+
+@handles("cat")
+def cat(e, node, values, dim=0):
+    return e.concat(values, dim)
+
+
+@handles("stack")
+def stack(e, node, values, dim=0):
+    dim %= len(values[0].shape) + 1
+    return e.concat([e.reshape(v, v.shape[:dim] + (1,) + v.shape[dim:], v.wide[:dim] + (1,) + v.wide[dim:]) for v in values], dim)
+
+
+@handles("pad", "constant_pad_nd")
+def pad(e, node, x, widths, mode="constant", value=0):
+    if mode not in ("constant", 0) or value not in (0, None) or min(widths) < 0:
+        raise Unsupported("mode %s, value %s" % (mode, value))
+    for k in range(0, len(widths), 2):
+        dim, before, after = len(x.shape) - 1 - k // 2, widths[k], widths[k + 1]
+        if before or after:
+            shape, wide = list(x.shape), list(x.wide)
+            shape[dim] += before + after
+            wide[dim] += before + after
+            x = e.op("pad", [x], shape, wide, integers=[dim, before, after])
+    return x
+
+
+@handles("roll")
+def roll(e, node, x, shifts, dims=()):
+    if not dims:
+        raise Unsupported("of all elements")
+    for shift, dim in zip(shifts, dims):
+        size = x.shape[dim]
+        cut = -shift % size
+        x = e.concat([e.slice(x, dim, cut, size), e.slice(x, dim, 0, cut)], dim) if cut else x
+    return x
+
+
+@handles("masked_fill")
+def masked_fill(e, node, x, mask, fill):
+    if mask.constant is None or isinstance(fill, Value) and fill.constant is None:
+        raise Unsupported("a mask that is computed from inputs")
+    fill = float(fill.constant) if isinstance(fill, Value) else float(fill)
+    kept = Value(mask.shape, mask.wide, constant=(~mask.constant).float())
+    added = Value(mask.shape, mask.wide, constant=torch.zeros(mask.shape).masked_fill(mask.constant, fill))
+    return HANDLERS["add"](e, node, HANDLERS["mul"](e, node, x, kept), added)
+
+
+@handles("scaled_dot_product_attention")
+def attention(e, node, q, k, v, mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+    if dropout_p:
+        raise Unsupported("dropout inside attention")
+    if len(q.shape) != 4:
+        raise Unsupported("%d dimensions" % len(q.shape))
+    return e.attention(q, k, v, mask, is_causal, scale)
+
+
+@handles("upsample_nearest2d")
+def upsample(e, node, x, size, *rest):
+    shape, wide = e.shapes_of(node)
+    b, c, height, width = x.shape
+    if shape[2] % height or shape[3] % width:
+        raise Unsupported("a factor that is no integer")
+    down, across = shape[2] // height, shape[3] // width
+    flat = e.reshape(x, (b * c * height, 1, width, 1), (x.wide[0] * c * height, 1, width, 1))
+    flat = e.op("expand", [flat, None], (b * c * height, down, width, across), (x.wide[0] * c * height, down, width, across),
+                integers=[0, down, 0, across])
+    return e.reshape(flat, shape, wide)
+
+
+@handles("cross_entropy_loss")
+def cross_entropy(e, node, logits, targets, weight=None, reduction=1, ignore=-100, smoothing=0.0):
+    if weight is not None or reduction != 1 or ignore != -100 or not targets.targets:
+        raise Unsupported("weights of classes, or another reduction than the mean")
+    if smoothing:
+        e.notes.add("the losses that hapt prints are those without label smoothing")
+    lead = (e.rows, e.graph.sizes["sequence"]) if e.of_tokens else (e.rows,)
+    twice = (2 * e.rows,) + lead[1:]
+    logits = e.reshape(logits, lead + logits.shape[-1:], twice + logits.wide[-1:])
+    e.loss = e.graph.op("cross_entropy", e.tensor(logits), e.graph.targets, name="loss", reals=[smoothing])
+    return e.made(e.loss, (1,), (1,))
