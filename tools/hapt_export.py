@@ -21,7 +21,7 @@ import sys
 import torch
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from hapt_export_graph import Exporter, Lacking, Unsupported  # noqa: E402
+from hapt_export_graph import Exporter, Lacking, NoGraph, Unsupported  # noqa: E402
 from hapt_export_operators import HANDLERS  # noqa: E402
 
 
@@ -62,7 +62,10 @@ def export(model, inputs, targets, path, name=None):
     twice = [torch.cat([one, one]) for one in (inputs, targets)]
     if any(weight.dtype != torch.float32 for weight in model.parameters()):
         raise Unsupported("weights are not fp32; hapt converts the model, --dtype")
-    programs = [torch.export.export(wrapped, tuple(example)) for example in ((inputs, targets), twice)]
+    try:
+        programs = [torch.export.export(wrapped, tuple(example)) for example in ((inputs, targets), twice)]
+    except Exception as error:  # it has many kinds of them
+        raise NoGraph("torch.export makes no graph of it: %s: %s" % (type(error).__name__, str(error).strip().split("\n")[0])) from error
     state = dict(wrapped.named_parameters(remove_duplicate=False))
     state.update(wrapped.named_buffers(remove_duplicate=False))
     exporter = Exporter(name or type(model).__name__, (inputs, targets), *programs, state, HANDLERS)
@@ -76,21 +79,34 @@ def export(model, inputs, targets, path, name=None):
     return exporter.graph
 
 
+def fail(code, error, hint):
+    print("hapt_export: error: %s\nhint: %s" % (error, hint), file=sys.stderr)
+    sys.exit(code)
+
+
 def main():
     parser = argparse.ArgumentParser(description="Exports a PyTorch model as a model file of hapt.")
     parser.add_argument("file", help="FILE.py, which defines model(): it returns (model, inputs, targets)")
     parser.add_argument("--output", required=True, help="the model file")
     options = parser.parse_args()
     spec = importlib.util.spec_from_file_location("exported", options.file)
+    if spec is None or not os.path.isfile(options.file):
+        fail(3, "there is no Python file %s" % options.file, "name a file NAME.py that defines model()")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    if not callable(getattr(module, "model", None)):
+        fail(3, "%s defines no function model()" % options.file, "let it return the model, its inputs and the targets")
+    made = module.model()
+    if not isinstance(made, tuple) or len(made) != 3:
+        fail(3, "model() of %s does not return three values" % options.file, "let it return the model, its inputs and the targets")
     try:
-        graph = export(*module.model(), options.output)
+        graph = export(*made, options.output)
     except Unsupported as error:
         lacking = isinstance(error, Lacking)
-        print("hapt_export: error: %s: %s%s" % (options.file, "hapt has no operators for " if lacking else "", error), file=sys.stderr)
-        print("hint: hapt ops lists the operators" if lacking else "hint: see the head of hapt_export.py", file=sys.stderr)
-        sys.exit(3)
+        fail(3, "%s: %s%s" % (options.file, "hapt has no operators for " if lacking else "", error),
+             "hapt ops lists the operators" if lacking else "see the head of hapt_export.py")
+    except OSError as error:
+        fail(6, "%s cannot be written: %s" % (options.output, error), "check the folder and its space")
     print("%s: %d operators, %d parameters" % (options.output, len(graph.operators), sum(tensor[1] == "parameter" for tensor in graph.tensors)))
 
 

@@ -22,6 +22,10 @@ class Unsupported(Exception):
     """Something that hapt's operators cannot express."""
 
 
+class NoGraph(Unsupported):
+    """torch.export makes no graph of the model."""
+
+
 class Lacking(Unsupported):
     """Operators of PyTorch that hapt lacks."""
 

@@ -1,5 +1,5 @@
 """The smallest forms of models that tests/coverage exports: NAME: a function that returns (model, inputs, targets). The names are those of
-Pfeife's table 3 (TorchBench), as far as torchvision and transformers have the model."""
+Pfeife's table 3 (TorchBench). gpt_neox and opt stand there in addition. Residual networks have one block in each stage."""
 import torch
 import torchvision.models as vision
 import transformers as hf

@@ -145,6 +145,13 @@ if TORCH:
         done = exported(name)
         check(done.returncode == 3 and all(text in done.stderr for text in texts) and done.stderr.count("error:") == 1 and "hint:" in done.stderr and
               not os.path.exists(path("made.h5")), f"{name}: code {done.returncode}, {done.stderr[-300:]}")
+    with open(path("none.py"), "w") as file:
+        file.write("def other(): pass\n")
+    for file, output, code, text in ((path("nowhere.py"), "x.h5", 3, "there is no Python file"), (path("none.py"), "x.h5", 3, "defines no function model()"),
+                                     (path("rounds.py"), "x.h5", 3, "a conversion to"), (path("hf_GPT2.py"), path("no", "x.h5"), 6, "cannot be written")):
+        done = subprocess.run([PYTHON, "tools/hapt_export.py", file, "--output", output], capture_output=True, text=True)
+        check(done.returncode == code and done.stderr.count("error:") == 1 and text in done.stderr and "hint:" in done.stderr and
+              "Traceback" not in done.stderr, f"{file}: code {done.returncode}: {done.stderr[-300:]}")
 else:
     print("no PyTorch 2: nothing is exported")
 end()

@@ -161,6 +161,21 @@ static void shapes(void)
     check_examples(examples, sizeof examples / sizeof *examples, half_type);
 }
 
+/* An operator of one input or two, of these shapes, which become tensor[0] and tensor[1]. */
+static struct hapt_op operator_of(const char *type, const int64_t shape[2][HAPT_MAX_DIMS + 1], const int64_t *integer,
+                                  struct hapt_tensor *tensor)
+{
+    struct hapt_op op = {.type = hapt_op_type_find(type), .name = "op", .input = {0, -1}};
+    op.input_count = hapt_op_signature(op.type)->input_count;
+    memcpy(op.integer, integer, sizeof op.integer);
+    for (int i = 0; i < 2; i++) {
+        tensor[i] = (struct hapt_tensor){.name = i ? "b" : "a", .kind = HAPT_TENSOR_ACTIVATION};
+        for (; shape[i][tensor[i].dims]; tensor[i].dims++) tensor[i].shape[tensor[i].dims] = shape[i][tensor[i].dims];
+    }
+    if (tensor[1].dims > 0) op.input[1] = 1;
+    return op;
+}
+
 /* Signatures of some operators. The letters say which dimensions shard together. */
 static void signatures(void)
 {
@@ -188,16 +203,10 @@ static void signatures(void)
         {"matmul", {{3, 5, 4}, {3, 6, 5}}, {3}, "bdc,bed->bce"},
     };
     for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
-        struct hapt_tensor tensor[2] = {{.kind = HAPT_TENSOR_ACTIVATION}, {.kind = HAPT_TENSOR_ACTIVATION}};
+        struct hapt_tensor tensor[2] = {{0}};
         const struct hapt_graph graph = {.tensor = tensor, .tensor_count = 2};
-        struct hapt_op op = {.type = hapt_op_type_find(cases[k].type), .name = "op", .input = {0, -1}};
         struct hapt_tensor made[HAPT_MAX_OUTPUTS] = {{0}};
-        op.input_count = hapt_op_signature(op.type)->input_count;
-        memcpy(op.integer, cases[k].integer, sizeof op.integer);
-        for (int i = 0; i < 2; i++)
-            for (; cases[k].shape[i][tensor[i].dims]; tensor[i].dims++)
-                tensor[i].shape[tensor[i].dims] = cases[k].shape[i][tensor[i].dims];
-        if (tensor[1].dims > 0) op.input[1] = 1;
+        const struct hapt_op op = operator_of(cases[k].type, cases[k].shape, cases[k].integer, tensor);
         CHECK_OK(hapt_op_infer(&graph, &op, made));
         CHECK_MESSAGE(strcmp(hapt_op_signature_of(&graph, &op)->text, cases[k].signature) == 0, "%s: %s, not %s",
                       cases[k].type, hapt_op_signature_of(&graph, &op)->text, cases[k].signature);
@@ -242,17 +251,10 @@ static void mistakes(void)
                  {"matmul", {{2, 3}, {3, 2}}, {4}},
                  {"clamp", {{2, 3}}, {0}}};
     for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
-        struct hapt_tensor tensor[2] = {{.name = "a", .kind = HAPT_TENSOR_ACTIVATION},
-                                        {.name = "b", .kind = HAPT_TENSOR_ACTIVATION}};
+        struct hapt_tensor tensor[2] = {{0}};
         const struct hapt_graph graph = {.tensor = tensor, .tensor_count = 2};
-        struct hapt_op op = {.type = hapt_op_type_find(cases[k].type), .name = "op", .input = {0, -1}};
         struct hapt_tensor made[HAPT_MAX_OUTPUTS] = {{0}};
-        op.input_count = hapt_op_signature(op.type)->input_count;
-        memcpy(op.integer, cases[k].integer, sizeof op.integer);
-        for (int i = 0; i < 2; i++)
-            for (; cases[k].shape[i][tensor[i].dims]; tensor[i].dims++)
-                tensor[i].shape[tensor[i].dims] = cases[k].shape[i][tensor[i].dims];
-        if (tensor[1].dims > 0) op.input[1] = 1;
+        const struct hapt_op op = operator_of(cases[k].type, cases[k].shape, cases[k].integer, tensor);
         const bool fails = hapt_op_infer(&graph, &op, made) == HAPT_ERR_INPUT;
         CHECK_MESSAGE(fails && strstr(hapt_fail_message(), "operator op"), "case %zu (%s) is taken: %s", k,
                       cases[k].type, hapt_fail_message());
