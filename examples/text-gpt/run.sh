@@ -11,6 +11,5 @@ for k in $(seq 1 400); do echo "$k bottles of beer on the wall, $k bottles of be
 ../../jobs/local.sh -np 4 "$hapt" --input out/model.h5 --cluster ../../inputs/two-subclusters.json --threads 1 --predict \
     --microbatches 4 --steps 100 --warmup-steps 10 --learning-rate 3e-3 --output out/run
 "$hapt" report --input out/run/run.h5
-# "12 bottles"
 ../../jobs/local.sh -np 4 "$hapt" generate --input out/model.h5 --checkpoint out/run --cluster ../../inputs/two-subclusters.json --threads 1 \
-    --prompt-tokens 49,50,32,98,111 --max-tokens 12
+    --prompt "12 bo" --max-tokens 12

@@ -1,6 +1,6 @@
 /*
- * What-if analysis: the best plan as a link, a number of nodes, a memory size, the link to a host's memory or the
- * microbatches vary. The knee is the value beyond which more gains almost nothing.
+ * What-if analysis: the best plan as a link, a network inside a subcluster, a number of nodes, a memory size, the link
+ * to a host's memory or the microbatches vary. The knee is the value beyond which more gains almost nothing.
  */
 #ifndef HAPT_SWEEP_H
 #define HAPT_SWEEP_H
@@ -14,25 +14,32 @@ enum hapt_sweep_kind {
     HAPT_SWEEP_MICROBATCHES,
     HAPT_SWEEP_HOST_MEMORY,    /* of a node */
     HAPT_SWEEP_HOST_BANDWIDTH, /* between a device and its node's memory, in each direction */
+    HAPT_SWEEP_INTER_NODE,     /* between nodes of a subcluster, in each direction */
+    HAPT_SWEEP_INTRA_NODE,     /* between devices of a node, in each direction */
     HAPT_SWEEP_KINDS
 };
-/* True for values that the profile does not hold: every point is predicted again. */
-static inline bool hapt_sweep_is_of_host(enum hapt_sweep_kind kind)
+static inline bool hapt_sweep_is_inside(enum hapt_sweep_kind kind)
 {
-    return kind == HAPT_SWEEP_HOST_MEMORY || kind == HAPT_SWEEP_HOST_BANDWIDTH;
+    return kind == HAPT_SWEEP_INTER_NODE || kind == HAPT_SWEEP_INTRA_NODE;
+}
+/* True for values that the profile does not hold: every point is predicted again. */
+static inline bool hapt_sweep_is_predicted(enum hapt_sweep_kind kind)
+{
+    return kind == HAPT_SWEEP_HOST_MEMORY || kind == HAPT_SWEEP_HOST_BANDWIDTH || hapt_sweep_is_inside(kind);
 }
 
 struct hapt_sweep_range {
     enum hapt_sweep_kind kind;
     const char *text;    /* as given by the user */
-    const char *subject; /* "a100-v100", "v100"; "": every link between subclusters, every device, or every host */
+    const char *subject; /* "a100-v100", "v100"; "": every link between subclusters, or every subcluster */
     double low, high;    /* byte/s, nodes, bytes, microbatches */
     int points;          /* 0: chosen automatically */
 };
 
 /* "link=1..25Gbit/s", "link=a100-v100:1..25Gbit/s:9", "nodes.v100=1..8", "memory=16..80GB",
- * "memory.v100=16..80GB", "microbatches=32..512", "host-memory=64..512GB", "host-bandwidth=4..50GB/s". Several are
- * separated by commas; a single value may replace a range. HAPT_ERR_USAGE shows valid examples. */
+ * "memory.v100=16..80GB", "microbatches=32..512", "host-memory=64..512GB", "host-bandwidth=4..50GB/s",
+ * "inter-node.v100=10..100Gbit/s", "intra-node=16..300GB/s". Several are separated by commas; a single value may
+ * replace a range. HAPT_ERR_USAGE shows valid examples. */
 enum hapt_status hapt_sweep_parse(const char *text, struct hapt_arena *arena, struct hapt_sweep_range **range,
                                   int *count);
 
@@ -50,7 +57,7 @@ struct hapt_sweep_question {
     const struct hapt_search_options *options;
     const char *stages;        /* given stages (hapt_plan_force) instead of a search, or NULL */
     hapt_sweep_source *source; /* NULL: nodes and memory are changed in the profile, which then limits the nodes; hosts
-                                  cannot be swept */
+                                  and networks inside subclusters cannot be swept */
     void *context;
 };
 

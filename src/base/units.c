@@ -108,7 +108,11 @@ const char *hapt_units_time(double seconds, char buffer[32])
         snprintf(buffer, 32, "%.2f ms", seconds * 1e3);
     else if (size < 120)
         snprintf(buffer, 32, "%.2f s", seconds);
-    else
+    else if (size < 1200)
+        snprintf(buffer, 32, "%.1f s", seconds);
+    else if (size < 7200)
         snprintf(buffer, 32, "%.1f min", seconds / 60);
+    else
+        snprintf(buffer, 32, "%.2f h", seconds / 3600);
     return buffer;
 }

@@ -114,7 +114,7 @@ static enum hapt_status find_meshes(struct hapt_candidates *candidates, struct h
     }
     if (candidates->programs & PROGRAM_SYNTHESISED) HAPT_TRY(hapt_synthesised_add(candidates, room, arena));
     if (candidates->mesh_count > 0) return HAPT_OK;
-    return hapt_fail(HAPT_ERR_INFEASIBLE, "choose a --microbatch with at least one row per device",
+    return hapt_fail(HAPT_ERR_INFEASIBLE, "give at least one row per device (--microbatch-rows)",
                      "no submesh can share %d rows", candidates->model->microbatch);
 }
 

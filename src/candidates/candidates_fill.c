@@ -425,7 +425,7 @@ static enum hapt_status check_single_layers(const struct hapt_candidates *candid
                              least.subcluster, l);
         if (!fits)
             return hapt_fail(
-                HAPT_ERR_INFEASIBLE, "use a smaller --microbatch, finer layers or devices with more memory",
+                HAPT_ERR_INFEASIBLE, "use fewer --microbatch-rows, finer layers or devices with more memory",
                 "layer %d needs %s of device memory with one microbatch in flight, but %s has %s per device", l,
                 hapt_units_bytes(least.needed_bytes, needed), least.subcluster,
                 hapt_units_bytes(least.room_bytes, there));

@@ -131,7 +131,7 @@ enum hapt_status hapt_cluster_print_json(const struct hapt_cluster *cluster)
 static json_t *device_text(const struct hapt_device_spec *device)
 {
     const struct hapt_device_spec *known = hapt_device_spec_find(device->name);
-    if (known && known->memory_bytes == device->memory_bytes &&
+    if (known && (device->memory_capped || known->memory_bytes == device->memory_bytes) &&
         memcmp(known->peak_flops, device->peak_flops, sizeof known->peak_flops) == 0)
         return json_string(known->name);
     return device_json(device);
@@ -160,6 +160,7 @@ static json_t *subcluster_texts(const struct hapt_subcluster *own)
 {
     json_t *json = json_pack("{s:s, s:i, s:i, s:o}", "name", own->name, "nodes", own->nodes, "devices_per_node",
                              own->devices_per_node, "device", device_text(&own->device));
+    if (own->device.memory_capped) json_object_set_new(json, "memory", memory_text(own->device.memory_bytes));
     if (own->devices_per_node > 1)
         set_link_texts(json, "intra_node_bandwidth", "intra_node_latency", own->intra_node_bandwidth,
                        own->intra_node_latency);

@@ -3,13 +3,16 @@
 
 #include <ctype.h>
 #include <errno.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "hapt/config.h"
 #include "hapt/text.h"
 #include "inventory_private.h"
+#include "subclusters.h"
 
 enum {
     MAX_TEXT_BYTES = 16 << 20, /* sinfo's lines of 65536 nodes in one partition */
@@ -102,7 +105,22 @@ enum hapt_status hapt_inventory_add(struct hapt_inventory *inventory, const stru
         return hapt_fail(HAPT_ERR_INPUT, "check the counts", "there are more than %d nodes", MAX_NODES);
     kind->nodes += nodes;
     if (host_memory_bytes < kind->host_memory_bytes) kind->host_memory_bytes = host_memory_bytes;
+    if (device->memory_bytes < kind->device.memory_bytes) kind->device = *device;
     return HAPT_OK;
+}
+
+struct hapt_device_spec hapt_inventory_gpu(struct hapt_inventory *inventory, const struct hapt_device_spec *device,
+                                           double memory_bytes)
+{
+    struct hapt_device_spec gpu = *device;
+    char left[32], all[32];
+    const double usable_bytes = hapt_host_gpu_usable_bytes(memory_bytes);
+    if (memory_bytes == 0 || usable_bytes >= device->memory_bytes) return gpu;
+    gpu.memory_bytes = usable_bytes;
+    gpu.memory_capped = true;
+    hapt_inventory_note(inventory, "memory of %s: %s of %s, because CUDA's context and libraries take some",
+                        device->name, hapt_units_bytes(gpu.memory_bytes, left), hapt_units_bytes(memory_bytes, all));
+    return gpu;
 }
 
 enum hapt_status hapt_inventory_add_hosts(const struct hapt_hosts *hosts, struct hapt_inventory *inventory)
@@ -111,18 +129,22 @@ enum hapt_status hapt_inventory_add_hosts(const struct hapt_hosts *hosts, struct
         const struct hapt_host *host = &hosts->host[h];
         for (int g = 0; g < host->gpu_count; g++) {
             const char *name = host->gpu[g].spec;
+            double memory_bytes = host->gpu[g].memory_bytes;
             int same = 0;
             bool first = true;
             for (int i = 0; i < host->gpu_count; i++) {
                 if (strcmp(host->gpu[i].spec, name) != 0) continue;
                 first = first && i >= g;
+                memory_bytes = fmin(memory_bytes, host->gpu[i].memory_bytes);
                 same++;
             }
             if (!name[0])
                 hapt_inventory_note(inventory, "left out: GPU %s of host %s, which the device database does not have",
                                     host->gpu[g].name, host->name);
-            else if (first)
-                HAPT_TRY(hapt_inventory_add(inventory, hapt_device_spec_find(name), same, 1, host->memory_bytes));
+            if (!name[0] || !first) continue;
+            const struct hapt_device_spec gpu =
+                hapt_inventory_gpu(inventory, hapt_device_spec_find(name), memory_bytes);
+            HAPT_TRY(hapt_inventory_add(inventory, &gpu, same, 1, host->memory_bytes));
         }
     }
     if (inventory->count > 0) return HAPT_OK;

@@ -1,5 +1,6 @@
 /* Reads the output of `nvidia-smi --query-gpu=name,memory.total --format=csv,noheader`: the GPUs of one node. */
 #include <ctype.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,10 +22,11 @@ static double memory_of(const char *text)
     return bytes >= 0x1p20 && bytes < 1e15 ? bytes : 0;
 }
 
-static enum hapt_status read_line(const char *path, int number, char *line, const struct hapt_device_spec **spec)
+static enum hapt_status read_line(const char *path, int number, char *line, const struct hapt_device_spec **spec,
+                                  double *memory_bytes)
 {
     char hint[160], *comma = strrchr(line, ',');
-    const double memory = comma ? memory_of(comma + 1) : 0;
+    const double memory = *memory_bytes = comma ? memory_of(comma + 1) : 0;
     if (memory == 0)
         return hapt_fail(HAPT_ERR_INPUT, command, "%s: line %d: \"%.60s\" is not a GPU's name and its memory in MiB",
                          path, number, line);
@@ -42,6 +44,7 @@ enum hapt_status hapt_inventory_read_nvidia_smi(const char *path, int nodes, str
 {
     enum { MAX_GPUS = 1024 };
     const struct hapt_device_spec *spec[MAX_GPUS];
+    double memory_bytes[MAX_GPUS];
     int count = 0, number = 0;
     char *text, *line;
     HAPT_TRY(hapt_inventory_read_text(path, arena, &text));
@@ -50,18 +53,23 @@ enum hapt_status hapt_inventory_read_nvidia_smi(const char *path, int nodes, str
         if (!*line || strncasecmp(line, "name,", 5) == 0) continue; /* csv without noheader */
         if (count == MAX_GPUS)
             return hapt_fail(HAPT_ERR_INPUT, command, "%s lists more than %d GPUs of one node", path, MAX_GPUS);
-        HAPT_TRY(read_line(path, number, line, &spec[count++]));
+        HAPT_TRY(read_line(path, number, line, &spec[count], &memory_bytes[count]));
+        count++;
     }
     if (count == 0) return hapt_fail(HAPT_ERR_INPUT, command, "%s lists no GPU", path);
     for (int g = 0; g < count; g++) {
+        double least = memory_bytes[g];
         int same = 0;
         bool first = true;
         for (int i = 0; i < count; i++) {
             if (spec[i] != spec[g]) continue;
             first = first && i >= g;
+            least = fmin(least, memory_bytes[i]);
             same++;
         }
-        if (first) HAPT_TRY(hapt_inventory_add(inventory, spec[g], same, nodes, 0));
+        if (!first) continue;
+        const struct hapt_device_spec gpu = hapt_inventory_gpu(inventory, spec[g], least);
+        HAPT_TRY(hapt_inventory_add(inventory, &gpu, same, nodes, 0));
     }
     return HAPT_OK;
 }

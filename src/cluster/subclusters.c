@@ -22,6 +22,11 @@ static bool uses_gpus(const struct hapt_host *host)
     return host->gpus_usable >= host->ranks && host->gpu_count > 0;
 }
 
+double hapt_host_gpu_usable_bytes(double memory_bytes)
+{
+    return memory_bytes > 4 * GPU_OVERHEAD ? memory_bytes - GPU_OVERHEAD : 0.75 * memory_bytes;
+}
+
 void hapt_host_gpu_kind(const struct hapt_host_gpu *gpu, char name[64])
 {
     snprintf(name, 64, "%s", gpu->spec[0] ? gpu->spec : gpu->name);
@@ -40,8 +45,7 @@ static void estimate_gpu(const struct hapt_host_gpu *gpu, struct hapt_device_spe
     device->peak_flops[HAPT_F32] = fp32;
     device->peak_flops[HAPT_BF16] = gpu->no_bf16 ? 0 : 4 * fp32;
     device->peak_flops[HAPT_F16] = 4 * fp32;
-    device->memory_bytes =
-        gpu->memory_bytes > 4 * GPU_OVERHEAD ? gpu->memory_bytes - GPU_OVERHEAD : 0.75 * gpu->memory_bytes;
+    device->memory_bytes = hapt_host_gpu_usable_bytes(gpu->memory_bytes);
 }
 
 static enum hapt_status gpu_device(const struct hapt_host *host, const struct hapt_host_gpu *gpu,
@@ -56,7 +60,7 @@ static enum hapt_status gpu_device(const struct hapt_host *host, const struct ha
         return hapt_fail(HAPT_ERR_INPUT, "describe it in a cluster file: hapt help topology",
                          "the GPU \"%s\" of host %s is not in the device database", gpu->name, host->name);
     *device = *known;
-    const double there = gpu->memory_bytes - GPU_OVERHEAD;
+    const double there = hapt_host_gpu_usable_bytes(gpu->memory_bytes);
     if (there > 0 && there < device->memory_bytes) device->memory_bytes = there;
     return HAPT_OK;
 }

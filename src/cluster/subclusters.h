@@ -17,6 +17,8 @@ const struct hapt_host_gpu *hapt_host_gpu_of(const struct hapt_host *host, int h
 bool hapt_host_gpus_alike(const struct hapt_host_gpu *a, const struct hapt_host_gpu *b);
 /* Device name of a GPU: its database entry or the driver's name, with blanks replaced as cluster files require. */
 void hapt_host_gpu_kind(const struct hapt_host_gpu *gpu, char name[64]);
+/* Bytes that are left of a GPU's memory beside CUDA's context, library code and the buffers of NCCL. */
+double hapt_host_gpu_usable_bytes(double memory_bytes);
 /* Describes a rank of this host as a CPU device: its share of cores and memory. */
 void hapt_host_cpu_device(const struct hapt_host *host, struct hapt_device_spec *device);
 

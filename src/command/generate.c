@@ -5,11 +5,13 @@
 #include <string.h>
 
 #include "forward.h"
+#include "hapt/text.h"
 #include "json_print.h"
 
 const char hapt_command_generate_help[] =
-    "Continues each prompt of --prompt-tokens with the weights of --checkpoint, or else of the model file. The plan\n"
-    "is --plan, or that of the checkpoint; it runs as in training, forward passes only. Each new token takes one\n"
+    "Continues --prompt, or each prompt of --prompt-tokens, with the weights of --checkpoint, or else of the model\n"
+    "file. The plan is --plan, or that of the checkpoint; it runs as in training, forward passes only. Each new token "
+    "takes one\n"
     "pass over the last T tokens (T: the model's sequence), with positions that begin at 0; nothing is cached.\n"
     "\n"
     "The most likely token follows, or with --temperature one that is drawn (--draw-from, --seed). A draw depends on\n"
@@ -17,8 +19,12 @@ const char hapt_command_generate_help[] =
     "--end-token ends a text, of which it is the last token. Experts need room for every token (--capacity-factor 0).\n"
     "\n"
     "Prints the new tokens of each prompt on a line of standard output, \"5,17,3\"; all else goes to standard error.\n"
-    "tools/hapt_tokens.py turns text into tokens (--encode) and back (--decode). --json prints one object: format\n"
-    "\"hapt-generation\", version, sequences (prompt, tokens, ended), step (of the checkpoint).\n";
+    "tools/hapt_tokens.py turns text into tokens (--encode) and back (--decode). With --prompt, the tokens are the\n"
+    "bytes of the text, as hapt data makes them, and the new text is printed. --json prints one object: format\n"
+    "\"hapt-generation\", version, sequences (prompt, tokens, ended; with --prompt also text), step (of the "
+    "checkpoint).\n";
+
+enum { BYTES = 256 }; /* vocabulary of a model whose tokens are bytes */
 
 static enum hapt_status bad_prompt(const char *at)
 {
@@ -53,6 +59,25 @@ static enum hapt_status read_prompt(const char *text, int64_t vocabulary, int64_
     return HAPT_OK;
 }
 
+/* The bytes of --prompt as one prompt. */
+static enum hapt_status read_text(const char *text, int64_t vocabulary, struct hapt_arena *arena,
+                                  struct hapt_generation *generation)
+{
+    const size_t count = strlen(text);
+    if (vocabulary != BYTES)
+        return hapt_fail(HAPT_ERR_USAGE,
+                         "give --prompt-tokens \"$(tools/hapt_tokens.py --tokenizer FOLDER --encode TEXT)\"",
+                         "--prompt: the model's vocabulary of %lld is not that of bytes", (long long)vocabulary);
+    HAPT_NEW(generation->prompt, arena, 1);
+    generation->prompts = 1;
+    struct hapt_prompt *prompt = generation->prompt;
+    prompt->token = hapt_arena_alloc(arena, count + (size_t)generation->most, sizeof *prompt->token);
+    if (!prompt->token) return HAPT_ERR_MEMORY;
+    for (size_t i = 0; i < count; i++) prompt->token[i] = (unsigned char)text[i];
+    prompt->given = prompt->count = (int64_t)count;
+    return HAPT_OK;
+}
+
 static enum hapt_status check_end(int64_t end, int64_t vocabulary)
 {
     if (end < vocabulary) return HAPT_OK;
@@ -81,9 +106,16 @@ static enum hapt_status read_prompts(const char *text, int64_t rows, int64_t voc
 static enum hapt_status check_options(const struct hapt_config *config)
 {
     HAPT_TRY(forward_check_options(config, "tokens"));
-    if (!hapt_config_text(config, "prompt-tokens"))
-        return hapt_fail(HAPT_ERR_USAGE, "give --prompt-tokens 5,17,3 (tools/hapt_tokens.py --encode makes them)",
-                         "no prompt given");
+    const bool text = hapt_config_text(config, "prompt") != NULL,
+               tokens = hapt_config_text(config, "prompt-tokens") != NULL;
+    if (!text && !tokens)
+        return hapt_fail(
+            HAPT_ERR_USAGE,
+            "give --prompt-tokens 5,17,3 (tools/hapt_tokens.py --encode makes them), or --prompt to a model "
+            "of bytes",
+            "no prompt given");
+    if (text && tokens)
+        return hapt_fail(HAPT_ERR_USAGE, "leave out one of them", "--prompt and --prompt-tokens exclude each other");
     if (hapt_config_real(config, "temperature") > 0) return HAPT_OK;
     return hapt_phase_refuse_unused(config, "--temperature 0 takes the most likely token", "draw-from seed");
 }
@@ -96,15 +128,31 @@ static json_t *list_of(const int32_t *token, int64_t count)
     return list;
 }
 
-static enum hapt_status print_json(const struct forward *forward, const struct hapt_generation *generation)
+/* The new bytes of a prompt as text; what is not UTF-8, and control characters, become '?'. NULL: no memory. */
+static const char *text_of(const struct hapt_prompt *prompt, struct hapt_arena *arena)
 {
+    const int64_t count = prompt->count - prompt->given;
+    char *text = hapt_arena_alloc(arena, (size_t)count + 1, 1);
+    for (int64_t i = 0; text && i < count; i++) {
+        const int32_t byte = prompt->token[prompt->given + i];
+        text[i] = (char)(byte == 0 ? '?' : byte);
+    }
+    if (text) hapt_text_make_printable(text, true);
+    return text;
+}
+
+static enum hapt_status print_json(const struct hapt_config *config, const struct forward *forward,
+                                   const struct hapt_generation *generation, struct hapt_arena *arena)
+{
+    const bool text = hapt_config_text(config, "prompt") != NULL;
     json_t *sequences = json_array();
     for (int p = 0; p < generation->prompts; p++) {
         const struct hapt_prompt *prompt = &generation->prompt[p];
-        json_array_append_new(sequences,
-                              json_pack("{s:o, s:o, s:b}", "prompt", list_of(prompt->token, prompt->given), "tokens",
-                                        list_of(prompt->token + prompt->given, prompt->count - prompt->given), "ended",
-                                        prompt->ended));
+        json_t *sequence =
+            json_pack("{s:o, s:o, s:b}", "prompt", list_of(prompt->token, prompt->given), "tokens",
+                      list_of(prompt->token + prompt->given, prompt->count - prompt->given), "ended", prompt->ended);
+        if (text) json_object_set_new(sequence, "text", json_string(text_of(prompt, arena)));
+        json_array_append_new(sequences, sequence);
     }
     json_t *json = json_pack("{s:s, s:i, s:o}", "format", "hapt-generation", "version", 1, "sequences", sequences);
     if (json && forward->checkpoint) json_object_set_new(json, "step", json_integer(forward->checkpoint->step));
@@ -112,10 +160,16 @@ static enum hapt_status print_json(const struct forward *forward, const struct h
 }
 
 static enum hapt_status print(const struct hapt_config *config, const struct forward *forward,
-                              const struct hapt_generation *generation)
+                              const struct hapt_generation *generation, struct hapt_arena *arena)
 {
-    if (hapt_config_bool(config, "json")) return print_json(forward, generation);
-    for (int p = 0; p < generation->prompts; p++) {
+    if (hapt_config_bool(config, "json")) return print_json(config, forward, generation, arena);
+    const bool text = hapt_config_text(config, "prompt") != NULL;
+    if (text) {
+        const char *new_text = text_of(generation->prompt, arena);
+        if (!new_text) return HAPT_ERR_MEMORY;
+        printf("%s\n", new_text);
+    }
+    for (int p = 0; p < generation->prompts && !text; p++) {
         const struct hapt_prompt *prompt = &generation->prompt[p];
         for (int64_t i = prompt->given; i < prompt->count; i++)
             printf("%s%d", i > prompt->given ? "," : "", prompt->token[i]);
@@ -139,9 +193,11 @@ enum hapt_status hapt_command_generate(struct hapt_env *env, struct hapt_config 
     HAPT_TRY(forward_prepare(env, config, hapt_train_may_generate, arena, &forward));
     HAPT_TRY(hapt_env_agree(env->world, check_end(generation.end, forward.model->vocab)));
     const int64_t rows = (int64_t)forward.plan->microbatches * forward.model->microbatch;
-    HAPT_TRY(hapt_env_agree(env->world, read_prompts(hapt_config_text(config, "prompt-tokens"), rows,
-                                                     forward.model->vocab, arena, &generation)));
+    const char *text = hapt_config_text(config, "prompt");
+    HAPT_TRY(hapt_env_agree(env->world, text ? read_text(text, forward.model->vocab, arena, &generation)
+                                             : read_prompts(hapt_config_text(config, "prompt-tokens"), rows,
+                                                            forward.model->vocab, arena, &generation)));
     HAPT_TRY(hapt_train_generate(env, forward.cluster, forward.model, forward.plan, forward.checkpoint, config, arena,
                                  &generation));
-    return hapt_env_agree(env->world, env->world_rank == 0 ? print(config, &forward, &generation) : HAPT_OK);
+    return hapt_env_agree(env->world, env->world_rank == 0 ? print(config, &forward, &generation, arena) : HAPT_OK);
 }

@@ -97,6 +97,7 @@ static enum hapt_status run_job(struct hapt_env *env, struct hapt_config *config
     HAPT_TRY(make_plan(env, config, job, arena));
     planning->plan->precision = planning->model->precision;
     hapt_plan_print(env, planning->plan);
+    hapt_phase_note_hosts(env, planning->cluster, planning->plan);
     HAPT_TRY(hapt_phase_rebatch(env, planning->plan, arena, &planning->model));
     HAPT_TRY(hapt_env_agree(env->world, check_global_batch(config, planning)));
     HAPT_TRY(hapt_train_settle_steps(env, config, planning->model, planning->plan));

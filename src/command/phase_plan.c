@@ -222,6 +222,35 @@ enum hapt_status hapt_phase_plan_complete(struct hapt_env *env, const struct hap
     return hapt_env_agree(env->world, bind_operators(plan, layers));
 }
 
+static bool keeps_on_hosts(const struct hapt_plan *plan, int subcluster)
+{
+    for (int i = 0; i < plan->stage_count; i++) {
+        const struct hapt_subclusters its = hapt_plan_stage_subclusters(&plan->stage[i]);
+        for (int k = 0; k < its.count; k++)
+            if (its.index[k] == subcluster &&
+                (plan->host_state || hapt_weights_on_host(plan->stage[i].layout.weights_at)))
+                return true;
+    }
+    return false;
+}
+
+void hapt_phase_note_hosts(const struct hapt_env *env, const struct hapt_cluster *cluster, const struct hapt_plan *plan)
+{
+    char names[HAPT_MAX_SUBCLUSTERS * 66] = "";
+    if (!cluster || !cluster->from_file) return;
+    for (int c = 0; c < cluster->count; c++) {
+        const struct hapt_subcluster *own = &cluster->subcluster[c];
+        if (own->host_memory_bytes > 0 || !keeps_on_hosts(plan, c)) continue;
+        snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s", names[0] ? ", " : "", own->name);
+    }
+    if (names[0])
+        hapt_note(
+            env,
+            "the cluster file does not say how much memory the hosts of %s have, so that nothing limits what they "
+            "keep: add \"host\": {\"memory\": \"256 GB\"}\n",
+            names);
+}
+
 struct question {
     struct hapt_env *env;
     const struct hapt_config *config;

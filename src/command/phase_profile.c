@@ -1,6 +1,7 @@
 #include "fix.h"
 #include "phases.h"
 
+#include <math.h>
 #include <string.h>
 #include <strings.h>
 
@@ -140,11 +141,26 @@ static enum hapt_status choose_shorter(const struct hapt_prediction *of, struct 
     return HAPT_OK;
 }
 
-/* --offload and --sharded-weights auto for a measurement: as for a prediction, by rank 0. Collective over env->world.
- */
-static enum hapt_status choose_offload(const struct hapt_env *env, const struct hapt_prediction *of,
+/* HAPT_ERR_INFEASIBLE says why the predicted profile has no plan, so that nothing is measured in vain. Rank-local. */
+static enum hapt_status check_any_plan(const struct hapt_prediction *of, const struct hapt_profile *profile,
+                                       struct hapt_arena *arena)
+{
+    struct hapt_strategy_options options;
+    struct hapt_plan *plan;
+    double step_s;
+    HAPT_TRY(hapt_phase_formula_s(of->config, profile, &step_s));
+    if (isfinite(step_s)) return HAPT_OK;
+    HAPT_TRY(hapt_phase_strategy(of->config, profile, of->layers, arena, &options));
+    options.search.may_fail = true;
+    return hapt_plan_search(MPI_COMM_SELF, profile, &options.search, arena, &plan);
+}
+
+/* --offload and --sharded-weights auto for a measurement: as for a prediction, by rank 0. HAPT_ERR_INFEASIBLE: no plan
+ * fits the memory; hapt profile measures nevertheless. Collective over env->world. */
+static enum hapt_status choose_offload(const struct hapt_env *env, const struct hapt_prediction *of, bool quietly,
                                        struct hapt_offloading *offload)
 {
+    const bool plans = hapt_config_command(of->config) != HAPT_COMMAND_PROFILE;
     struct hapt_progress progress;
     struct hapt_profile *profile, *other;
     struct hapt_arena scratch;
@@ -162,14 +178,15 @@ static enum hapt_status choose_offload(const struct hapt_env *env, const struct 
             if (away) chosen[0] = (int)offload_of(profile);
             chosen[1] = hapt_phase_weight_sharding(of->config, has_weights_at(profile, HAPT_WEIGHTS_SHARDED));
         }
-        if (status == HAPT_ERR_INFEASIBLE) {
+        if (status == HAPT_OK && env->world_rank == 0 && plans) status = check_any_plan(of, profile, &scratch);
+        if (status == HAPT_ERR_INFEASIBLE && !plans) {
             hapt_fail_reset();
             status = HAPT_OK;
         }
         hapt_progress_release(&progress);
         hapt_arena_release(&scratch);
     }
-    HAPT_TRY(hapt_env_agree(env->world, status));
+    HAPT_TRY(quietly ? hapt_env_agree_quietly(env->world, status) : hapt_env_agree(env->world, status));
     HAPT_MPI(MPI_Bcast(chosen, 2, MPI_INT, 0, env->world));
     offload->what = (enum hapt_offload)chosen[0];
     offload->host_update = hapt_phase_updates_on_host(of->config, of->cluster, of->model, offload->what);
@@ -179,7 +196,7 @@ static enum hapt_status choose_offload(const struct hapt_env *env, const struct 
 
 static enum hapt_status measure(const struct hapt_env *env, const struct hapt_config *config,
                                 const struct hapt_cluster *cluster, const struct hapt_model *model,
-                                const struct hapt_layers *layers, struct hapt_arena *arena,
+                                const struct hapt_layers *layers, bool quietly, struct hapt_arena *arena,
                                 struct hapt_profile **profile)
 {
     const struct hapt_prediction of = {
@@ -190,7 +207,7 @@ static enum hapt_status measure(const struct hapt_env *env, const struct hapt_co
     struct hapt_profile *kept;
     struct hapt_offloading away;
     bool lacks = true;
-    HAPT_TRY(choose_offload(env, &of, &away));
+    HAPT_TRY(choose_offload(env, &of, quietly, &away));
     HAPT_TRY(hapt_profile_measure(env, cluster, model, layers, config, recompute, away, arena, profile, &kept));
     if (given || !kept || kept == *profile) return HAPT_OK;
     HAPT_TRY(hapt_env_agree(env->world, hapt_phase_lacks_memory(config, kept, &lacks)));
@@ -246,8 +263,8 @@ static enum hapt_status measure_cases(struct hapt_env *env, struct hapt_config *
         its[k].profile = NULL;
         HAPT_TRY(hapt_env_agree(env->world, hapt_phase_decide_microbatches(config, its[k].microbatches)));
         const enum hapt_status status =
-            measure(env, config, cluster, its[k].model, its[k].layers, arena, &its[k].profile);
-        if (status == HAPT_ERR_INFEASIBLE && quietly) { /* that was printed; others may fit */
+            measure(env, config, cluster, its[k].model, its[k].layers, quietly, arena, &its[k].profile);
+        if (status == HAPT_ERR_INFEASIBLE && quietly) { /* others may fit */
             its[k].profile = NULL;
             hapt_fail_reset();
             continue;

@@ -333,6 +333,7 @@ static enum hapt_status run(struct hapt_env *env, struct hapt_config *config, st
     if (done) return HAPT_OK;
     if (planning.model) HAPT_TRY(hapt_phase_plan_adapt(env, planning.model, planning.profile, planning.plan));
     hapt_plan_print(env, planning.plan);
+    hapt_phase_note_hosts(env, planning.cluster, planning.plan);
     hapt_plan_print_link_limit(env, planning.profile, planning.plan);
     HAPT_TRY(hapt_plan_show_pipelines(env, config, planning.profile, planning.layers, planning.plan->microbatches,
                                       arena, extra));

@@ -18,6 +18,31 @@ struct prediction {
     struct hapt_shared *newest_shared;  /* before the sweeps; later blocks belong to a point */
 };
 
+/* Gives a subcluster's network, or the links in its nodes, this bandwidth. Stages of the subcluster follow, unless the
+ * cluster file gives their link. */
+static void change_inside(struct hapt_cluster *cluster, int subcluster, enum hapt_sweep_kind kind, double value)
+{
+    struct hapt_subcluster *its = &cluster->subcluster[subcluster];
+    struct hapt_link *own = &cluster->link[subcluster * cluster->count + subcluster];
+    const bool wide = kind == HAPT_SWEEP_INTER_NODE;
+    double *bandwidth = wide ? &its->inter_node_bandwidth : &its->intra_node_bandwidth;
+    if (wide == (its->nodes > 1) && own->bandwidth == *bandwidth) own->bandwidth = value;
+    *bandwidth = value;
+}
+
+static enum hapt_status change_networks(struct hapt_cluster *cluster, enum hapt_sweep_kind kind, int subcluster,
+                                        double value, struct hapt_arena *arena)
+{
+    const struct hapt_link *link = cluster->link;
+    const size_t links = (size_t)cluster->count * (size_t)cluster->count;
+    HAPT_NEW(cluster->link, arena, links);
+    memcpy(cluster->link, link, links * sizeof *link);
+    for (int c = 0; c < cluster->count; c++)
+        if (subcluster < 0 || c == subcluster) change_inside(cluster, c, kind, value);
+    cluster->collective_count = 0; /* they were measured with the networks as they are */
+    return HAPT_OK;
+}
+
 static enum hapt_status change_cluster(const struct hapt_cluster *cluster, enum hapt_sweep_kind kind, int subcluster,
                                        double value, struct hapt_arena *arena, struct hapt_cluster **changed)
 {
@@ -25,6 +50,7 @@ static enum hapt_status change_cluster(const struct hapt_cluster *cluster, enum 
     **changed = *cluster;
     HAPT_NEW((*changed)->subcluster, arena, cluster->count);
     memcpy((*changed)->subcluster, cluster->subcluster, (size_t)cluster->count * sizeof *cluster->subcluster);
+    if (hapt_sweep_is_inside(kind)) return change_networks(*changed, kind, subcluster, value, arena);
     for (int c = 0; c < cluster->count && kind != HAPT_SWEEP_NODES; c++) {
         struct hapt_subcluster *its = &(*changed)->subcluster[c];
         if (subcluster >= 0 && c != subcluster) continue;
@@ -85,8 +111,8 @@ static const char *print_order(const struct hapt_plan *plan, char text[200])
 static void print_points(const struct hapt_env *env, const struct hapt_sweep *sweep)
 {
     const enum hapt_sweep_kind kind = sweep->range->kind;
-    static const char *const heads[HAPT_SWEEP_KINDS] = {"bandwidth",    "nodes",       "memory",
-                                                        "microbatches", "host memory", "bandwidth"};
+    static const char *const heads[HAPT_SWEEP_KINDS] = {"bandwidth",   "nodes",     "memory",    "microbatches",
+                                                        "host memory", "bandwidth", "bandwidth", "bandwidth"};
     hapt_print(env, "what if %s%s\n", sweep->range->text,
                kind == HAPT_SWEEP_LINK ? " (networks inside subclusters keep their bandwidth)" : "");
     hapt_print(env, "  %12s %10s %10s %12s %10s  %-7s %7s %6s  %s\n", heads[kind], "simulated", "HAPT (13)",
@@ -118,9 +144,13 @@ static void print_knee(const struct hapt_env *env, const struct hapt_sweep *swee
         "the step stays within 1 % of that with the most memory",
         "a microbatch costs at most 2 % more than with the most",
         "the step stays within 1 % of that with the most memory of a host",
+        "the step stays within 1 % of that at the largest bandwidth",
+        "the step stays within 1 % of that at the largest bandwidth",
         "the step stays within 1 % of that at the largest bandwidth"};
     static const char *const none[HAPT_SWEEP_KINDS] = {"the link still sets t_max at the largest bandwidth",
                                                        "nodes still gain more than 2 % each at the largest number",
+                                                       "",
+                                                       "",
                                                        "",
                                                        "",
                                                        "",
@@ -162,9 +192,9 @@ static json_t *point_object(const struct hapt_sweep_point *point)
 
 static json_t *sweep_object(const struct hapt_sweep *sweep)
 {
-    static const char *const kinds[HAPT_SWEEP_KINDS] = {"link",         "nodes",       "memory",
-                                                        "microbatches", "host-memory", "host-bandwidth"};
-    static const char *const units[HAPT_SWEEP_KINDS] = {"byte/s", "", "byte", "", "byte", "byte/s"};
+    static const char *const kinds[HAPT_SWEEP_KINDS] = {"link",        "nodes",          "memory",     "microbatches",
+                                                        "host-memory", "host-bandwidth", "inter-node", "intra-node"};
+    static const char *const units[HAPT_SWEEP_KINDS] = {"byte/s", "", "byte", "", "byte", "byte/s", "byte/s", "byte/s"};
     const enum hapt_sweep_kind kind = sweep->range->kind;
     json_t *points = json_array();
     for (int i = 0; points && i < sweep->count; i++) json_array_append_new(points, point_object(&sweep->point[i]));

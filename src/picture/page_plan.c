@@ -123,11 +123,13 @@ static enum hapt_status put_sweep(struct hapt_svg *svg, const struct hapt_sweep 
                                   struct hapt_arena *arena)
 {
     static const char *const labels[HAPT_SWEEP_KINDS] = {
-        "bandwidth of the link", "nodes",
-        "memory of a device",    "microbatches of a step",
-        "memory of a host",      "bandwidth between a device and its host"};
-    static const enum picture_unit units[HAPT_SWEEP_KINDS] = {PICTURE_BITS_PER_S, PICTURE_NUMBER, PICTURE_BYTES,
-                                                              PICTURE_NUMBER,     PICTURE_BYTES,  PICTURE_BYTES_PER_S};
+        "bandwidth of the link",   "nodes",
+        "memory of a device",      "microbatches of a step",
+        "memory of a host",        "bandwidth between a device and its host",
+        "bandwidth between nodes", "bandwidth between devices of a node"};
+    static const enum picture_unit units[HAPT_SWEEP_KINDS] = {
+        PICTURE_BITS_PER_S, PICTURE_NUMBER,      PICTURE_BYTES,      PICTURE_NUMBER,
+        PICTURE_BYTES,      PICTURE_BYTES_PER_S, PICTURE_BITS_PER_S, PICTURE_BYTES_PER_S};
     const enum hapt_sweep_kind kind = sweep->range->kind;
     struct picture_marker marker[2];
     char text[32];

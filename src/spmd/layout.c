@@ -21,7 +21,7 @@ static enum hapt_status shard_rows(const struct hapt_layout *layout, const struc
     const struct hapt_axis axis = {.size = ranks, .ratio_count = layout->ratio ? 1 : 0, .ratio = layout->ratio};
     for (int r = 0; layout->ratio && r < ranks; r++)
         if (layout->ratio[r] * rows < 0.5)
-            return hapt_fail(HAPT_ERR_INPUT, "plan with a larger --microbatch, or other ratios",
+            return hapt_fail(HAPT_ERR_INPUT, "plan with more --microbatch-rows, or other ratios",
                              "%s gives device %d of %d a share of %g, less than half of one of %d rows", name, r, ranks,
                              layout->ratio[r], rows);
     return hapt_sharding_rows(graph, &axis, arena, sharding);

@@ -38,6 +38,27 @@ static enum hapt_status list_names(const struct sweeper *sweeper, const char *wh
                      sweeper->range->subject);
 }
 
+/* True if one of the sweep's subclusters has the network, or the links in nodes, that it sweeps. */
+static bool has_inside(const struct sweeper *sweeper)
+{
+    const struct hapt_profile *profile = sweeper->question->profile;
+    for (int c = 0; c < profile->cluster_count; c++) {
+        const struct hapt_profile_cluster *its = &profile->cluster[c];
+        const int ends = sweeper->range->kind == HAPT_SWEEP_INTER_NODE ? its->nodes : its->devices_per_node;
+        if ((sweeper->from < 0 || c == sweeper->from) && ends > 1) return true;
+    }
+    return false;
+}
+
+static enum hapt_status resolve_inside(const struct sweeper *sweeper)
+{
+    const bool nodes = sweeper->range->kind == HAPT_SWEEP_INTER_NODE;
+    if (has_inside(sweeper)) return HAPT_OK;
+    return hapt_fail(HAPT_ERR_USAGE, "sweep link, memory, nodes or microbatches",
+                     "--what-if %s: there are no two %s of one %s", sweeper->range->text, nodes ? "nodes" : "devices",
+                     nodes ? "subcluster" : "node");
+}
+
 /* Finds the subcluster or link of the sweep, and checks that the profile covers it. */
 static enum hapt_status resolve(struct sweeper *sweeper)
 {
@@ -45,9 +66,10 @@ static enum hapt_status resolve(struct sweeper *sweeper)
     const struct hapt_sweep_range *range = sweeper->range;
     const int C = profile->cluster_count;
     sweeper->from = sweeper->to = -1;
-    if (hapt_sweep_is_of_host(range->kind) && !sweeper->question->source)
+    if (hapt_sweep_is_predicted(range->kind) && !sweeper->question->source)
         return hapt_fail(HAPT_ERR_USAGE, "predict: --input m.h5 --cluster C.json --predict",
-                         "--what-if %s: the profile does not hold what hosts cost", range->text);
+                         "--what-if %s: the profile does not hold %s", range->text,
+                         hapt_sweep_is_inside(range->kind) ? "the networks inside subclusters" : "what hosts cost");
     if (range->kind == HAPT_SWEEP_MICROBATCHES) return HAPT_OK;
     if (range->kind == HAPT_SWEEP_LINK) {
         if (C < 2)
@@ -66,10 +88,11 @@ static enum hapt_status resolve(struct sweeper *sweeper)
         }
         return list_names(sweeper, "link");
     }
-    if (!*range->subject) return HAPT_OK; /* all subclusters */
     for (int c = 0; c < C; c++)
         if (strcmp(profile->cluster[c].name, range->subject) == 0) sweeper->from = c;
-    if (sweeper->from < 0) return list_names(sweeper, "subcluster");
+    if (sweeper->from < 0 && *range->subject) return list_names(sweeper, "subcluster");
+    if (hapt_sweep_is_inside(range->kind)) return resolve_inside(sweeper);
+    if (sweeper->from < 0) return HAPT_OK; /* all subclusters */
     const int nodes = profile->cluster[sweeper->from].nodes;
     if (range->kind == HAPT_SWEEP_NODES && !sweeper->question->source && range->high > nodes)
         return hapt_fail(HAPT_ERR_USAGE, "use fewer nodes, or predict: --input m.h5 --cluster C.json --predict",
@@ -105,7 +128,7 @@ static enum hapt_status change(const struct sweeper *sweeper, double value, stru
             if (sweeper->from < 0 || c == sweeper->from) (*view)->cluster[c].device_memory_bytes = value;
         break;
     case HAPT_SWEEP_MICROBATCHES: options->microbatches = (int)value; break;
-    default: HAPT_ASSERT(!"hosts are swept by prediction");
+    default: HAPT_ASSERT(!"the others are swept by prediction");
     }
     return HAPT_OK;
 }
@@ -175,7 +198,7 @@ static double value_at(const struct hapt_sweep_range *range, int i, int count)
 {
     const double share = count > 1 ? (double)i / (count - 1) : 0;
     const bool factors = range->kind == HAPT_SWEEP_LINK || range->kind == HAPT_SWEEP_MICROBATCHES ||
-                         range->kind == HAPT_SWEEP_HOST_BANDWIDTH;
+                         range->kind == HAPT_SWEEP_HOST_BANDWIDTH || hapt_sweep_is_inside(range->kind);
     const bool whole = range->kind == HAPT_SWEEP_NODES || range->kind == HAPT_SWEEP_MICROBATCHES;
     if (i == 0) return range->low;
     if (i == count - 1) return range->high;

@@ -9,7 +9,8 @@
 
 #define EXAMPLES                                                                                                      \
     "write link=1..25Gbit/s, link=a100-v100:1..25Gbit/s:9 (points), nodes.v100=1..8, memory=16..80GB (all devices), " \
-    "memory.v100=16..80GB, microbatches=32..512, host-memory=64..512GB or host-bandwidth=4..50GB/s"
+    "memory.v100=16..80GB, microbatches=32..512, host-memory=64..512GB, host-bandwidth=4..50GB/s, "                   \
+    "inter-node.v100=10..100Gbit/s or intra-node=16..300GB/s"
 
 enum { MOST_POINTS = 1000 };
 
@@ -30,7 +31,7 @@ static bool has_unit(const char *text)
 
 static bool parse_value(enum hapt_sweep_kind kind, const char *text, double *value)
 {
-    const bool bandwidth = kind == HAPT_SWEEP_LINK || kind == HAPT_SWEEP_HOST_BANDWIDTH;
+    const bool bandwidth = kind == HAPT_SWEEP_LINK || kind == HAPT_SWEEP_HOST_BANDWIDTH || hapt_sweep_is_inside(kind);
     const bool bytes = kind == HAPT_SWEEP_MEMORY || kind == HAPT_SWEEP_HOST_MEMORY;
     if ((bandwidth || bytes) && !has_unit(text)) return false;
     const bool read = bandwidth ? hapt_units_parse_bandwidth(text, value)
@@ -84,7 +85,9 @@ static bool parse_subject(const char *text, struct hapt_sweep_range *range)
     } known[] = {{"nodes", HAPT_SWEEP_NODES, false},
                  {"memory", HAPT_SWEEP_MEMORY, true},
                  {"host-memory", HAPT_SWEEP_HOST_MEMORY, true},
-                 {"host-bandwidth", HAPT_SWEEP_HOST_BANDWIDTH, true}};
+                 {"host-bandwidth", HAPT_SWEEP_HOST_BANDWIDTH, true},
+                 {"inter-node", HAPT_SWEEP_INTER_NODE, true},
+                 {"intra-node", HAPT_SWEEP_INTRA_NODE, true}};
     const size_t length = strcspn(text, ".");
     for (size_t k = 0; k < sizeof known / sizeof *known; k++) {
         if (strlen(known[k].word) != length || strncmp(text, known[k].word, length) != 0) continue;
@@ -142,8 +145,8 @@ enum hapt_status hapt_sweep_parse(const char *text, struct hapt_arena *arena, st
 
 const char *hapt_sweep_value_text(enum hapt_sweep_kind kind, double value, char text[32])
 {
-    if (kind == HAPT_SWEEP_LINK) return hapt_units_bits(value, text);
-    if (kind == HAPT_SWEEP_HOST_BANDWIDTH) return hapt_units_bandwidth(value, text);
+    if (kind == HAPT_SWEEP_LINK || kind == HAPT_SWEEP_INTER_NODE) return hapt_units_bits(value, text);
+    if (kind == HAPT_SWEEP_HOST_BANDWIDTH || kind == HAPT_SWEEP_INTRA_NODE) return hapt_units_bandwidth(value, text);
     if (kind == HAPT_SWEEP_MEMORY || kind == HAPT_SWEEP_HOST_MEMORY) return hapt_units_bytes(value, text);
     snprintf(text, 32, "%.0f", value);
     return text;

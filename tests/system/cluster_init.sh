@@ -87,6 +87,13 @@ init --nvidia-smi "$scratch/a100.csv=4" --nvidia-smi "$scratch/mix.csv"
 holds '[(c["device"], c["nodes"], c["devices_per_node"]) for c in s] == [("A100-40GB", 4, 8), ("V100-32GB", 1, 2), ("RTX-4090", 1, 1)]'
 loads
 plans
+# A GPU whose memory leaves no room for CUDA's context gets 1.5 GB less; the least of all counts.
+printf 'NVIDIA L4, 23034 MiB\nNVIDIA L4, 22500 MiB\n' >"$scratch/l4.csv"
+init --nvidia-smi "$scratch/l4.csv=2"
+holds '[(c["device"], c["memory"], c["devices_per_node"]) for c in s] == [("L4", "22 GB", 2)]'
+says 'memory of L4: 22.1 GB of 23.6 GB'
+loads
+plans
 
 # This machine, with and without measured links; a machine that hwloc fakes: its GPUs are described although this build cannot drive them.
 init

@@ -114,6 +114,22 @@ for text, words in (("5,x", "no token at"), ("", "must not be empty"), ("5,,6", 
 refuses(2, "--end-token 64 is outside", *one, "--prompt-tokens", "5", "--end-token", "64")
 refuses(2, "no prompt given", *one)
 refuses(2, "takes the most likely token", *one, "--prompt-tokens", "5", "--seed", "3")
+# Text: the tokens of a model of bytes.
+passes("model", "gpt", "--layers", 1, "--hidden", 16, "--heads", 2, "--sequence", 8, "--vocab", 256, "--output", path("bytes.h5"))
+passes("plan", "--input", path("bytes.h5"), "--cluster", path("c1.json"), "--predict", "--output", path("bytes-plan.h5"))
+said, words = " Ab\u00e9,;\n", ["generate", "--input", path("bytes.h5"), "--plan", path("bytes-plan.h5"), "--cluster", path("c1.json"), "--max-tokens", 12]
+told = json.loads(passes(*words, "--prompt", said, "--json").stdout)["sequences"]
+given = json.loads(passes(*words, "--prompt-tokens", text_of([list(said.encode())]), "--json").stdout)["sequences"]
+text = told[0].pop("text")
+check(told == given, f"the bytes of a text: {told}, {given}")
+check(len(told) == 1 and len(told[0]["tokens"]) == 12, f"one text, 12 bytes: {told}")
+printed = passes(*words, "--prompt", said).stdout
+check(printed == text + "\n", f"the new text is printed: {printed!r}, {text!r}")
+plain = bytes(told[0]["tokens"]).decode(errors="replace")
+check(len(text) <= 12 and all(a == b or a == "?" for a, b in zip(text, plain)) or "\ufffd" in plain, f"{text!r} of {plain!r}")
+refuses(2, "vocabulary of 64 is not that of bytes", *one, "--prompt", "abc")
+refuses(2, "exclude each other", *one, "--prompt", "abc", "--prompt-tokens", "5")
+refuses(2, "must not be empty", *one, "--prompt", "")
 refuses(2, "no plan given", "generate", "--input", path("m.h5"), "--prompt-tokens", "5")
 refuses(2, "modelled devices compute no tokens", *one, "--prompt-tokens", "5", "--device", "emulated")
 passes("model", "bert", "--layers", "1", "--hidden", "16", "--heads", "2", "--sequence", "8", "--vocab", "64", "--output", path("bert.h5"))

@@ -141,12 +141,12 @@ def predicted_sweeps():
                 "--microbatch", "8", "--output", "m.h5")
     check(model.returncode == 0, model.stderr)
 
-    def cluster(path, nodes, memory, others="40 GB"):
+    def cluster(path, nodes, memory, others="40 GB", **rates):
         with open(path, "w") as file:
             json.dump({"format": "hapt-cluster", "version": 1, "subclusters": [
                 {"name": "a", "nodes": 1, "devices_per_node": 2, "device": "A100-40GB", "memory": others},
                 {"name": "v", "nodes": nodes, "devices_per_node": 2,
-                 "device": {"name": "v", "backend": "cuda", "peak_flops": {"fp32": "15.7 TFLOP/s"}, "memory": memory, "memory_bandwidth": "900 GB/s"}}],
+                 "device": {"name": "v", "backend": "cuda", "peak_flops": {"fp32": "15.7 TFLOP/s"}, "memory": memory, "memory_bandwidth": "900 GB/s"}, **rates}],
                 "links": [{"between": ["a", "v"], "bandwidth": "5 Gbit/s", "latency": "50 us"}]}, file)
 
     cluster("c.json", 2, "40 MB")
@@ -167,6 +167,22 @@ def predicted_sweeps():
         cluster("point.json", 2, point["value"], point["value"])
         alone = json.loads(run(*words, "point.json").stdout)
         check(alone["latency_s"] == point["latency_s"], f"{point['value']} bytes everywhere: {alone['latency_s']}, {point['latency_s']}")
+    # Networks inside a subcluster, by the exact optimum of the formula.
+    exact = (*[word for word in words if word not in ("--loops", "1")][:-1], "--use-all-devices", "--objective", "formula", "--cluster")
+    for key in ("inter_node_bandwidth", "intra_node_bandwidth"):
+        what = key[:10].replace("_", "-")
+        cluster("c.json", 2, "40 GB", **{key: "10 GB/s"})
+        result = run(*exact, "c.json", "--what-if", f"{what}.v=20..2000MB/s:2")
+        if not check(result.returncode == 0, f"{what}: {result.stderr}"):
+            continue
+        points = json.loads(result.stdout)["what_if"][0]["points"]
+        check(points[0]["latency_s"] > points[1]["latency_s"], f"{what}: a slow network costs time: {points}")
+        for point in points:
+            cluster("point.json", 2, "40 GB", **{key: point["value"]})
+            alone = json.loads(run(*exact, "point.json").stdout)
+            check(alone["latency_s"] == point["latency_s"], f"{what} {point['value']}: {alone['latency_s']}, {point['latency_s']}")
+    cluster("c.json", 1, "40 MB")
+    refuses(2, *words, "c.json", "--what-if", "inter-node.v=1..2GB/s", says="no two nodes of one subcluster")
     for ranks in (0, 2):
         refuses(3, *words, "c.json", "--what-if", "nodes.v=1..100000:2", ranks=ranks, says="100000")
 

@@ -210,6 +210,9 @@ static void words(void)
     CHECK_OK(hapt_sweep_parse("host-memory=64..512GB,host-bandwidth.v=4GB/s", &arena, &range, &count));
     CHECK(count == 2 && range[0].kind == HAPT_SWEEP_HOST_MEMORY && !*range[0].subject && range[0].high == 512e9);
     CHECK(range[1].kind == HAPT_SWEEP_HOST_BANDWIDTH && strcmp(range[1].subject, "v") == 0 && range[1].low == 4e9);
+    CHECK_OK(hapt_sweep_parse("inter-node.v=1..25Gbit/s:3,intra-node=8..64GB/s", &arena, &range, &count));
+    CHECK(count == 2 && range[0].kind == HAPT_SWEEP_INTER_NODE && strcmp(range[0].subject, "v") == 0);
+    CHECK(range[1].kind == HAPT_SWEEP_INTRA_NODE && !*range[1].subject && range[1].low == 8e9);
     CHECK_OK(hapt_sweep_parse("link=x:y-z:500Mbit/s..25Gbit/s:7,memory.v:100=1..2GiB", &arena, &range, &count));
     CHECK(count == 2 && range[0].points == 7 && strcmp(range[0].subject, "x:y-z") == 0 && range[0].low == 62.5e6);
     CHECK(strcmp(range[1].subject, "v:100") == 0 && range[1].low == 0x1p30 && range[1].high == 0x1p31);
@@ -217,9 +220,9 @@ static void words(void)
     const struct hapt_search_options options = {
         .microbatches = 4, .schedule = HAPT_SCHEDULE_H1F1B, .hide_threshold = 0.02};
     const struct hapt_sweep_question question = {.profile = profile, .options = &options};
-    static const char *const unknown[] = {"link=a-c:1..2GB/s",        "link=a-a:1..2GB/s", "nodes.c=1..2",
-                                          "memory.ab=1..2GB",         "nodes.a=1..3",      "host-memory=1..2GB",
-                                          "host-bandwidth.a=1..2GB/s"};
+    static const char *const unknown[] = {"link=a-c:1..2GB/s",         "link=a-a:1..2GB/s",   "nodes.c=1..2",
+                                          "memory.ab=1..2GB",          "nodes.a=1..3",        "host-memory=1..2GB",
+                                          "host-bandwidth.a=1..2GB/s", "inter-node=1..2GB/s", "intra-node.a=1..2GB/s"};
     for (size_t k = 0; k < sizeof unknown / sizeof unknown[0]; k++) {
         CHECK_OK(hapt_sweep_parse(unknown[k], &arena, &range, &count));
         CHECK_FAILS(hapt_sweep_run(&test_env, &question, range, &arena, &sweep), HAPT_ERR_USAGE);
