@@ -293,6 +293,13 @@ refuses 3 'must be true or false' 1 topology --cluster "$scratch/strange.json"
 refuses 4 'hosts of|no plan fits' 1 plan --input "$scratch/m.h5" --cluster "$scratch/poor.json" --predict --microbatches 4
 refuses 4 'takes .* of host memory' 2 train --input "$scratch/m.h5" --cluster "$scratch/poor.json" --plan "$scratch/auto.h5" --steps 1 --output "$scratch/none"
 check "nothing was written" [ ! -e "$scratch/none" ]
+# A model that fits nowhere is refused before anything is measured, which would take ten minutes.
+refuses 4 'hosts of|no plan fits' 2 --input "$scratch/m.h5" --cluster "$scratch/poor.json" --threads 1 --profile-seconds 600 --output "$scratch/none"
+check "nothing was measured" bash -c '! grep -q "timing" "$1" && [ ! -e "$2" ]' - "$scratch/err" "$scratch/none/run.h5"
+two_devices silent "300 MB" '{"bandwidth": "1 GB/s"}'
+passes 1 plan --input "$scratch/m.h5" --cluster "$scratch/silent.json" --predict --microbatches 4 --offload optimizer
+check "hosts without a limit are named" grep -q 'hosts of .* have, so that nothing limits' "$scratch/err"
+passes 1 plan --input "$scratch/m.h5" --cluster "$scratch/wide.json" --predict --microbatches 4 --offload optimizer
 refuses 2 'offload' 1 plan --input "$scratch/m.h5" --cluster "$scratch/wide.json" --predict --offload activations
 refuses 2 'offload' 1 plan --profile "$scratch/fast.h5" --offload optimizer
 refuses 2 'update-order' 1 plan --profile "$scratch/fast.h5" --update-order in-order
