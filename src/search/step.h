@@ -45,6 +45,8 @@ struct step_candidate {
 };
 
 enum { STEP_MOST_SEEDS = 24, STEP_RELAXATIONS = 3 };
+/* Tensors that go past the next stage are simulated with instruction lists. Those take about so many times as long. */
+#define STEP_LISTS_TIME 16
 
 struct step_search {
     MPI_Comm comm;

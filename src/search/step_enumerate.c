@@ -16,8 +16,6 @@ enum { SHORT_LAYERS = 64, SHORT_NODES = 100000, SHORT_SIMULATIONS = 500 };
 enum { LATE_LAYERS = 24 };
 #define LATE_NODES 0.5
 #define LATE_SIMULATIONS 1e-2
-/* Tensors that go past the next stage are simulated with instruction lists. Those take about so many times as long. */
-#define LISTS_TIME 16
 /* A complete plan counts as so many partial ones, because its tables are filled to bound it. */
 enum { COMPLETE = 20, COMPLETE_LATE = 200 };
 /* A plan is simulated about so often to split it. Limit of these simulations, in microbatches. */
@@ -177,7 +175,8 @@ enum hapt_status step_enumerate_late(struct step_search *search)
 {
     double bound_s;
     if (search->L > LATE_LAYERS || search->options.no_enumeration) return HAPT_OK;
-    const double simulations = LATE_SIMULATIONS * search->most_work / (search->profile->crossings ? LISTS_TIME : 1);
+    const double simulations =
+        LATE_SIMULATIONS * search->most_work / (search->profile->crossings ? STEP_LISTS_TIME : 1);
     HAPT_TRY(enumerate(search, LATE_NODES * search->most_work, simulations, COMPLETE_LATE, &bound_s));
     if (bound_s > search->bound_s) search->bound_s = bound_s;
     return HAPT_OK;

@@ -21,6 +21,11 @@ enum { REACH = 4, SEED_REACH = 3 };
 #define MOST_NODES 0.08
 /* Partial plans that a job may have in any case: fewer missed plans where the work is limited. */
 #define LEAST_NODES 50000
+/* Work of a round, in microbatches times stages, by the work of the refinement: about two seconds by default. Where
+ * steps have many microbatches, windows hold fewer stages. */
+#define ROUND_WORK 1.5
+/* Launch counts that a job simulates, of all its plans, on average. */
+#define COUNTS_OF_A_JOB 40
 /* Plans are refined if their step is at most this factor longer than that of the base. */
 #define WINDOW_WORTH 1.01
 /* Seeds that are slower than the best by more than this factor get no windows. */
@@ -240,9 +245,29 @@ static enum hapt_status try_window(struct windows *windows, int reach)
     return HAPT_OK;
 }
 
+/* Jobs of a round with windows of at most `reach` stages. */
+static double count_jobs(const struct windows *windows, int reach)
+{
+    double jobs = 0;
+    for (int replaced = 1; replaced <= reach && replaced <= windows->base.count; replaced++)
+        jobs += (double)(windows->base.count - replaced + 1) * reach;
+    return jobs;
+}
+
+/* The most stages of a window, up to `reach`, for which the work suffices; 0: it does not for any. */
+static int affordable(const struct windows *windows, int reach)
+{
+    const struct step_search *search = windows->search;
+    const double time = search->profile->crossings ? STEP_LISTS_TIME : 1,
+                 job_work = COUNTS_OF_A_JOB * time * search->B * windows->base.count;
+    while (reach > 0 && count_jobs(windows, reach) * job_work > ROUND_WORK * search->most_work) reach--;
+    return reach;
+}
+
 static enum hapt_status try_all(struct windows *windows, int reach)
 {
     step_kept_clear(&windows->kept);
+    if (reach == 0) return HAPT_OK;
     windows->most_nodes =
         (int64_t)fmax(LEAST_NODES, MOST_NODES * windows->search->most_work / (reach * reach * windows->base.count));
     if (!look_behind(windows)) return HAPT_OK;
@@ -286,7 +311,7 @@ static enum hapt_status climb(struct windows *windows, const struct step_candida
     step_candidate_copy(&windows->base, from);
     for (int round = 0; round < MOST_ROUNDS && windows->base.step_s < before_s; round++) {
         before_s = windows->base.step_s;
-        HAPT_TRY(hapt_env_agree(search->comm, try_all(windows, reach)));
+        HAPT_TRY(hapt_env_agree(search->comm, try_all(windows, affordable(windows, reach))));
         HAPT_TRY(step_gather(search, &windows->kept, &windows->best));
         for (int k = 0; k < REFINED && isfinite(windows->best.candidate[k].step_s); k++) {
             struct step_candidate *found = &windows->best.candidate[k];
