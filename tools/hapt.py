@@ -32,10 +32,12 @@ class Graph:
     """A model: inputs, parameters and operators, in the order in which they are added.
 
     rows: of a microbatch; hapt may plan with others (--global-batch). Models of tokens have a sequence and a vocab, models of images
-    have channels, an image (height and width, pixels) and classes. dtype: type of the computation, fp32, bf16 or fp16. seed: of the
+    have channels, an image (height and width, pixels) and classes; labels: the number of labels of an image, if it is not one for the
+    whole (the label of each pixel, or -100). dtype: type of the computation, fp32, bf16 or fp16. seed: of the
     initial weights. training: defaults of training options, {"learning-rate": 1e-3}."""
 
-    def __init__(self, name, rows, sequence=None, vocab=None, channels=None, image=None, classes=None, dtype="fp32", seed=1, training=None):
+    def __init__(self, name, rows, sequence=None, vocab=None, channels=None, image=None, classes=None, dtype="fp32", seed=1, training=None,
+                 labels=None):
         of_tokens = sequence is not None and vocab is not None and channels is image is classes is None
         of_images = None not in (channels, image, classes) and sequence is vocab is None
         if not of_tokens and not of_images:
@@ -49,7 +51,7 @@ class Graph:
             self.targets = self._tensor("targets", "input", [rows, sequence], "int32", role="targets")
         else:
             self.images = self._tensor("images", "input", [rows, channels, image, image], "fp32", role="images")
-            self.targets = self._tensor("labels", "input", [rows], "int32", role="labels")
+            self.targets = self._tensor("labels", "input", [rows] + ([labels] if labels else []), "int32", role="labels")
 
     def _free(self, kind):
         """A name for an operator without one."""

@@ -6,7 +6,8 @@
     hapt_export.export(model, images, labels, "m.h5")   # or tokens and targets
 
 `model` is a module in training mode; its result, or the field `logits` of it, is compared with the targets by the cross entropy. The
-example tensors give shapes and types: int64 tokens [rows][T] with targets [rows][T], or float images [rows][C][H][W] with labels [rows].
+example tensors give shapes and types: int64 tokens [rows][T] with targets [rows][T], or float images [rows][C][H][W] with labels [rows],
+or with a label for each pixel, [rows][H][W], and logits [rows][classes][H][W].
 hapt may train with other rows. On the command line:
 
     hapt_export.py FILE.py --output m.h5                 # FILE.py defines model(), which returns (model, inputs, targets)
@@ -37,6 +38,8 @@ class Loss(torch.nn.Module):
         logits = getattr(logits, "logits", logits)
         if isinstance(logits, (tuple, list)):
             logits = logits[0]
+        if logits.dim() > 3:  # of pixels
+            return torch.nn.functional.cross_entropy(logits, targets)
         return torch.nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), targets.reshape(-1))
 
 

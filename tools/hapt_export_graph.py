@@ -76,12 +76,15 @@ class Exporter:
         self.of_tokens = not inputs.is_floating_point()
         if len(inputs.shape) != (2 if self.of_tokens else 4) or (not self.of_tokens and inputs.shape[2] != inputs.shape[3]):
             raise Unsupported("inputs are neither tokens [rows][T] nor square images [rows][C][H][H]")
-        if targets.shape != (inputs.shape if self.of_tokens else inputs.shape[:1]):
-            raise Unsupported("targets are neither tokens [rows][T] nor labels [rows]")
+        if targets.shape[:1] != inputs.shape[:1] or (self.of_tokens and targets.shape != inputs.shape) or targets.dim() not in (1, 2, 3):
+            raise Unsupported("targets are neither tokens [rows][T] nor labels [rows] or [rows][H][W]")
         self.check_nodes()
         logits = next(node.args[0].meta["val"] for node in self.nodes if node.target == ATEN.cross_entropy_loss.default)
         sizes = {"sequence": inputs.shape[1], "vocab": logits.shape[-1]} if self.of_tokens else {
-            "channels": inputs.shape[1], "image": inputs.shape[2], "classes": logits.shape[-1]}
+            "channels": inputs.shape[1], "image": inputs.shape[2], "classes": logits.shape[1]}
+        self.places = None if targets.dim() == 1 or self.of_tokens else math.prod(targets.shape[1:])
+        if self.places:
+            sizes["labels"] = self.places
         self.graph = hapt.Graph(name, self.rows, **sizes)
         self.values, self.parameters, self.constants, self.loss = {}, {}, 0, None
         self.notes = set()
@@ -141,18 +144,21 @@ class Exporter:
         if value.tensor is None and value.parameter is not None:
             value.tensor = self.graph.op("copy", value.parameter)
         if value.tensor is None and value.constant is not None:
-            self.constants += 1
             self.drop_rows(value)
-            constant = value.constant.detach().float()
-            if constant.dim() == 0:
-                constant = constant.reshape(1)
-            if constant.dim() > MOST_DIMENSIONS:
-                raise Unsupported("a constant of %d dimensions" % constant.dim())
-            parameter = self.graph.parameter("constant.%d" % self.constants, tuple(constant.shape), value=constant.numpy(), trainable=False)
-            value.tensor = self.graph.op("copy", parameter)
+            value.tensor = self.graph.op("copy", self.constant_parameter(value.constant))
         if value.tensor is None:
             raise Unsupported("integers that are computed from inputs")
         return value.tensor
+
+    def constant_parameter(self, constant):
+        """A parameter that does not train."""
+        self.constants += 1
+        constant = constant.detach().float()
+        if constant.dim() == 0:
+            constant = constant.reshape(1)
+        if constant.dim() > MOST_DIMENSIONS:
+            raise Unsupported("a constant of %d dimensions" % constant.dim())
+        return self.graph.parameter("constant.%d" % self.constants, tuple(constant.shape), value=constant.contiguous().numpy(), trainable=False)
 
     def drop_rows(self, value):
         """A constant is the same in each row. So one element is enough where it grows with the rows; others are repeated later."""

@@ -415,13 +415,58 @@ def upsample(e, node, x, size, *rest):
     return e.reshape(flat, shape, wide)
 
 
+def resample(e, x, matrix):
+    """The last dimension times a matrix of constants."""
+    parameter = Value(matrix.shape, matrix.shape, parameter=e.constant_parameter(matrix))
+    return e.op("linear", [x, parameter.parameter, None], x.shape[:-1] + matrix.shape[1:], x.wide[:-1] + matrix.shape[1:])
+
+
+@handles("upsample_bilinear2d")
+def upsample_bilinear(e, node, x, size, align_corners, *rest):
+    """Interpolation is linear in each dimension, so it is a product with a matrix: the interpolated unit vectors."""
+    shape, _ = e.shapes_of(node)
+    for swap, old, new in ((False, x.shape[3], shape[3]), (True, x.shape[2], shape[2])):
+        if rest and any(one is not None and new != int(old * one) for one in (rest[-1] or [] if isinstance(rest[-1], list) else [])[1 - swap:2 - swap]):
+            raise Unsupported("a factor that is not the ratio of the sizes")
+        unit = torch.eye(old)[:, None, :]
+        matrix = torch.nn.functional.interpolate(unit, size=new, mode="linear", align_corners=align_corners)[:, 0]
+        x = e.permute(x, [0, 1, 3, 2]) if swap else x
+        x = resample(e, x, matrix)
+        x = e.permute(x, [0, 1, 3, 2]) if swap else x
+    return x
+
+
+@handles("conv_transpose2d")
+def conv_transpose2d(e, node, x, weight, bias=None, stride=(1, 1), padding=(0, 0), output_padding=(0, 0), groups=1, dilation=(1, 1)):
+    """With windows that do not overlap, each pixel becomes a tile: a product with the kernel as a matrix."""
+    stride, padding = as_list(stride, 2), as_list(padding, 2)
+    inside, outside, down, across = weight.shape
+    if stride != [down, across] or padding != [0, 0] or as_list(output_padding, 2) != [0, 0] or groups != 1 or as_list(dilation, 2) != [1, 1]:
+        raise Unsupported("windows that overlap, or groups")
+    if weight.parameter is None or (bias is not None and bias.parameter is None):
+        raise Unsupported("a kernel or bias that is no parameter")
+    (b, _, height, width), wide = x.shape, x.wide[0]
+    pixels = e.reshape(e.permute(x, [0, 2, 3, 1]), (b * height * width, inside), (wide * height * width, inside))
+    kernel = e.reshape(Value(weight.shape, weight.shape, parameter=weight.parameter), (inside, outside * down * across), (inside, outside * down * across))
+    tiles = e.matmul(pixels, kernel)
+    tiles = e.reshape(tiles, (b * height, width, outside, down, across), (wide * height, width, outside, down, across))
+    tiles = e.reshape(e.permute(tiles, [0, 2, 3, 1, 4]), (b, height, outside, down, width * across), (wide, height, outside, down, width * across))
+    shape, both = e.shapes_of(node)
+    made = e.reshape(e.permute(tiles, [0, 2, 1, 3, 4]), shape, both)
+    return HANDLERS["add"](e, node, made, e.reshape(bias, (outside, 1, 1), (outside, 1, 1))) if bias is not None else made
+
+
 @handles("cross_entropy_loss")
 def cross_entropy(e, node, logits, targets, weight=None, reduction=1, ignore=-100, smoothing=0.0):
     if weight is not None or reduction != 1 or ignore != -100 or not targets.targets:
         raise Unsupported("weights of classes, or another reduction than the mean")
     if smoothing:
         e.notes.add("the losses that hapt prints are those without label smoothing")
-    lead = (e.rows, e.graph.sizes["sequence"]) if e.of_tokens else (e.rows,)
+    if e.places:
+        if len(logits.shape) < 3 or logits.shape[0] != e.rows or math.prod(logits.shape[2:]) != e.places:
+            raise Unsupported("logits that are not [rows][classes] and the pixels")
+        logits = e.permute(logits, [0, *range(2, len(logits.shape)), 1])
+    lead = (e.rows, e.graph.sizes["sequence"]) if e.of_tokens else (e.rows, e.places) if e.places else (e.rows,)
     twice = (2 * e.rows,) + lead[1:]
     logits = e.reshape(logits, lead + logits.shape[-1:], twice + logits.wide[-1:])
     e.loss = e.graph.op("cross_entropy", e.tensor(logits), e.graph.targets, name="loss", reals=[smoothing])

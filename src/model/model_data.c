@@ -79,7 +79,9 @@ static enum hapt_status copy_images(struct hapt_h5 *file, struct hapt_h5 *source
                          "%s: /images has %d dimensions", hapt_h5_path(source), dims);
     int64_t shape[] = {-1, -1, size[1], size[2], size[3]}, channels = size[1];
     HAPT_TRY(copy_reals(file, source, "/images", dims, shape + 5 - dims, MAX_TOKENS, arena));
-    HAPT_TRY(copy_integers(file, source, "/labels", model->classes, false, arena));
+    const int labels = hapt_model_input(model, HAPT_ROLE_LABELS);
+    const bool pixels = labels >= 0 && model->graph->tensor[labels].dims == 2;
+    HAPT_TRY(copy_integers(file, source, "/labels", model->classes, pixels, arena));
     if (hapt_h5_exists(source, "/mean")) HAPT_TRY(copy_reals(file, source, "/mean", 1, &channels, MAX_CHANNELS, arena));
     if (!hapt_h5_exists(source, "/std")) return HAPT_OK;
     return copy_reals(file, source, "/std", 1, &channels, MAX_CHANNELS, arena);

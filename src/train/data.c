@@ -397,8 +397,8 @@ static int64_t row_targets(const struct hapt_data *data, int64_t start)
     const struct data_layout *layout = &data->layout;
     if (layout->shifted && data->document_end >= 0)
         return count_others(&data->inputs, start, layout->target_width, data->document_end);
-    if (layout->shifted || layout->images) return layout->target_width;
-    if (layout->exact) return count_targets(data, target_start(data, start), layout->target_width);
+    if (layout->shifted || (layout->images && !layout->pixels)) return layout->target_width;
+    if (layout->exact || layout->pixels) return count_targets(data, target_start(data, start), layout->target_width);
     return targets_before(data, start + layout->width) - targets_before(data, start);
 }
 
@@ -408,7 +408,7 @@ int64_t hapt_data_targets(const struct hapt_data *data, int64_t step)
     const bool held_out = data->held_out.used > 0;
     int64_t count = 0, number;
     if (!held_out && layout->exact && data->memory.target_count) return data->memory.target_count[step];
-    if (!held_out && data->document_end < 0 && (layout->shifted || layout->images))
+    if (!held_out && data->document_end < 0 && (layout->shifted || layout->images) && !layout->pixels)
         return data->order.rows * layout->target_width;
     for (int row = 0; row < data->order.rows; row++)
         if (!held_out || is_held_out(data, step, row, &number)) count += row_targets(data, row_start(data, step, row));

@@ -103,10 +103,28 @@ static enum hapt_status find_tokens(struct hapt_h5 *file, const struct hapt_mode
     return HAPT_OK;
 }
 
+/* Checks that /labels has the first `dims` extents of /images, and then `places` labels in any shape. */
+static enum hapt_status check_labels(struct hapt_h5 *file, const int64_t *extent, int dims, int64_t places)
+{
+    int found_dims = 0;
+    int64_t found[HAPT_H5_MAX_DIMS] = {0}, each = 1;
+    HAPT_TRY(hapt_h5_shape(file, "/labels", &found_dims, found));
+    bool alike = found_dims >= dims;
+    for (int d = 0; alike && d < dims; d++) alike = found[d] == extent[d];
+    for (int d = dims; alike && d < found_dims; d++) alike = found[d] >= 1 && found[d] <= places && (each *= found[d]) <= places;
+    if (alike && each == places) return HAPT_OK;
+    return hapt_fail(HAPT_ERR_INPUT, places > 1 ? "a model of pixels needs a label for each of them: see `hapt help data`" : "see `hapt help data`",
+                     "%s: the shape of /labels does not match /images and the model's %lld label%s of an image",
+                     hapt_h5_path(file), (long long)places, places > 1 ? "s" : "");
+}
+
 static enum hapt_status find_images(struct hapt_h5 *file, const struct hapt_model *model,
                                     const struct hapt_tensor *input, int rows, int64_t steps,
                                     struct data_layout *layout)
 {
+    const int labels = hapt_model_input(model, HAPT_ROLE_LABELS);
+    const struct hapt_tensor *label = labels >= 0 ? &model->graph->tensor[labels] : NULL;
+    const int64_t places = label && label->dims == 2 ? label->shape[1] : 1;
     int dims = 0;
     int64_t shape[HAPT_H5_MAX_DIMS];
     const char *path = hapt_h5_path(file);
@@ -123,21 +141,23 @@ static enum hapt_status find_images(struct hapt_h5 *file, const struct hapt_mode
                          "%s: images are [%lld][%lld][%lld], the model needs [%lld][%lld][%lld]", path,
                          (long long)image[0], (long long)image[1], (long long)image[2], (long long)wanted[0],
                          (long long)wanted[1], (long long)wanted[2]);
-    HAPT_TRY(check_alike(file, "/images", shape, "/labels", dims - 3));
+    HAPT_TRY(check_labels(file, shape, dims - 3, places));
     if (dims == 5) HAPT_TRY(check_steps(path, "/images", shape, model, rows, steps));
     if (dims == 5) HAPT_TRY(check_product(path, shape[1], image[0] * image[1] * image[2]));
+    if (dims == 5) HAPT_TRY(check_product(path, shape[1], places));
     if (shape[0] < 1) return hapt_fail(HAPT_ERR_INPUT, "give more images", "%s holds no image", path);
     const int64_t each = dims == 5 ? shape[1] : 1, pixels = image[0] * image[1] * image[2];
     *layout = (struct data_layout){.exact = dims == 5,
                                    .images = true,
+                                   .pixels = label && label->dims == 2,
                                    .type = hapt_h5_is_byte(file, "/images") ? HAPT_H5_U8 : HAPT_H5_F32,
                                    .units = dims == 5 && rows > 0 ? steps : shape[0],
                                    .unit_inputs = each * pixels,
-                                   .unit_targets = each,
+                                   .unit_targets = each * places,
                                    .width = pixels,
-                                   .target_width = 1,
+                                   .target_width = places,
                                    .stride = pixels,
-                                   .target_stride = 1,
+                                   .target_stride = places,
                                    .channels = image[0],
                                    .limit = model->classes};
     return HAPT_OK;
@@ -169,7 +189,7 @@ enum hapt_status data_layout_find(struct hapt_h5 *file, const struct hapt_model 
     HAPT_TRY(hapt_h5_check_written(file, data_inputs_name(layout)));
     if (layout->images || !layout->shifted) HAPT_TRY(hapt_h5_check_written(file, data_targets_name(layout)));
     layout->held_out = rows == 0;
-    if (layout->units > 0 && layout->unit_inputs > MAX_ELEMENTS / layout->units) return too_large(hapt_h5_path(file));
+    if (layout->units > 0 && fmax(layout->unit_inputs, layout->unit_targets) > MAX_ELEMENTS / layout->units) return too_large(hapt_h5_path(file));
     return HAPT_OK;
 }
 
@@ -260,7 +280,7 @@ static enum hapt_status store_labels(const struct data_layout *layout, const str
 {
     const int32_t *label = read;
     for (int64_t i = 0; i < count; i++) {
-        if (label[i] >= 0 && label[i] < layout->limit) continue;
+        if ((label[i] >= 0 && label[i] < layout->limit) || (layout->pixels && label[i] == DATA_IGNORED)) continue;
         return hapt_fail(HAPT_ERR_INPUT, "train a model with the --classes of the data",
                          "%s: label %d at %lld is outside the model's %lld classes", path, label[i],
                          (long long)(first + i), (long long)layout->limit);

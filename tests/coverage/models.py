@@ -1,5 +1,5 @@
 """The smallest forms of models that tests/coverage exports: NAME: a function that returns (model, inputs, targets). The names are those of
-Pfeife's table 3 (TorchBench). gpt_neox and opt stand there in addition. Residual networks have one block in each stage."""
+Pfeife's table 3 (TorchBench). gpt_neox, opt and unet_transposed stand there in addition. Residual networks have one block in each stage."""
 import torch
 import torchvision.models as vision
 import transformers as hf
@@ -81,6 +81,44 @@ class GroupNorms(torch.nn.Module):
         return self.head(x.mean((2, 3)))
 
 
+class UNet(torch.nn.Module):
+    """A segmentation U-Net as TorchBench's pytorch_unet (milesial/Pytorch-UNet), with bilinear or transposed convolutions on the way up: long
+    skips join each pair of levels."""
+
+    def __init__(self, widths, bilinear):
+        super().__init__()
+        self.bilinear, self.down, self.up, self.grow = bilinear, torch.nn.ModuleList(), torch.nn.ModuleList(), torch.nn.ModuleList()
+        before = 3
+        for width in widths:
+            self.down.append(self.convolutions(before, width))
+            before = width
+        for width in reversed(widths[:-1]):
+            self.grow.append(torch.nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True) if bilinear else
+                             torch.nn.ConvTranspose2d(before, before, 2, stride=2))
+            self.up.append(self.convolutions(before + width, width))
+            before = width
+        self.head = torch.nn.Conv2d(before, CLASSES, 1)
+
+    @staticmethod
+    def convolutions(inside, outside):
+        return torch.nn.Sequential(torch.nn.Conv2d(inside, outside, 3, padding=1, bias=False), torch.nn.BatchNorm2d(outside), torch.nn.ReLU(inplace=True),
+                                   torch.nn.Conv2d(outside, outside, 3, padding=1, bias=False), torch.nn.BatchNorm2d(outside), torch.nn.ReLU(inplace=True))
+
+    def forward(self, x):
+        skips = []
+        for level, block in enumerate(self.down):
+            x = block(x if level == 0 else torch.nn.functional.max_pool2d(x, 2))
+            skips.append(x)
+        skips.pop()
+        for grow, block in zip(self.grow, self.up):
+            x = block(torch.cat([skips.pop(), grow(x)], 1))
+        return self.head(x)
+
+
+def of_pixels(make, size, rows):
+    return lambda: (make().train(), torch.randn(rows, 3, size, size), torch.randint(0, CLASSES, (rows, size, size)))
+
+
 MODELS = {
     "alexnet": of_images(small_classifier(vision.alexnet, 256 * 36), 64),
     "densenet121": of_images(lambda: vision.DenseNet(8, (2, 2), 16, num_classes=CLASSES), 64, 8),
@@ -96,6 +134,8 @@ MODELS = {
     "mobilenet_v2": of_images(lambda: vision.MobileNetV2(CLASSES, 0.25, [[1, 16, 1, 1], [6, 24, 1, 2], [6, 32, 1, 2]], dropout=0.0), 96, 8),
     "mobilenet_v3_large": of_images(lambda: vision.mobilenet_v3_large(num_classes=CLASSES, width_mult=0.25, dropout=0.0), 64, 16),
     "opt": of_tokens(opt),
+    "pytorch_unet": of_pixels(lambda: UNet((8, 16, 32), True), 16, 4),
+    "unet_transposed": of_pixels(lambda: UNet((8, 16), False), 16, 4),
     "resnet18": of_images(lambda: vision.ResNet(vision.resnet.BasicBlock, [1, 1, 1, 1], num_classes=CLASSES), 64, 16),
     "resnet50": of_images(lambda: vision.ResNet(vision.resnet.Bottleneck, [1, 1, 1, 1], num_classes=CLASSES), 64, 16),
     "resnext50_32x4d": of_images(lambda: vision.ResNet(vision.resnet.Bottleneck, [1, 1, 1, 1], CLASSES, groups=4, width_per_group=8), 96, 16),

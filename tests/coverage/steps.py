@@ -17,12 +17,18 @@ OPTIMIZER = ["--optimizer", "adamw", "--lr-schedule", "constant", "--beta1", "0.
              "--clip-norm", "0", "--predict", "--microbatches", MICROBATCHES, "--steps", STEPS, "--threads", 1, "--overwrite"]
 
 
-def batches(shape, of_images):
-    """(inputs, targets), [step][row of the whole step]...; shape: of a microbatch. The numbers are the same with every NumPy."""
+def batches(shape, of_images, of_pixels=False):
+    """(inputs, targets), [step][row of the whole step]...; shape: of a microbatch. The numbers are the same with every NumPy. Of pixels, a
+    fifth counts not (-100), in each microbatch as many, so that the mean of a step is that of its microbatches."""
     random = numpy.random.RandomState(7)
     whole = (STEPS, MICROBATCHES * shape[0]) + tuple(shape[1:])
     if of_images:
-        return random.randn(*whole).astype(numpy.float32), random.randint(0, CLASSES, whole[:2]).astype(numpy.int32)
+        inputs = random.randn(*whole).astype(numpy.float32)
+        if of_pixels:
+            labels = random.randint(0, CLASSES, whole[:2] + whole[3:]).astype(numpy.int32)
+            labels[..., ::5, :] = -100
+            return inputs, labels
+        return inputs, random.randint(0, CLASSES, whole[:2]).astype(numpy.int32)
     text = random.randint(FIRST_TOKEN, VOCABULARY, whole[:2] + (shape[1] + 1,)).astype(numpy.int32)
     return text[..., :-1], text[..., 1:]
 
