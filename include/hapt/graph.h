@@ -34,10 +34,10 @@ enum hapt_tensor_role { /* meaning of an INPUT */
                         HAPT_ROLE_TARGETS,    /* [rows][T] int32; -100: ignored by the loss */
                         HAPT_ROLE_LOSS_SCALE, /* [1] fp32: 1 / number of targets in the step; the backward seed */
                         HAPT_ROLE_IMAGES,     /* [rows][C][H][W] fp32 */
-                        HAPT_ROLE_LABELS,     /* [rows] int32, class of each image; [rows][n] of its pixels, -100: none */
-                        HAPT_ROLE_ROW_KEYS,   /* [rows][2] int32: a random key per row and step; 0 0: no dropout */
-                        HAPT_ROLE_TRAINING,   /* [1] fp32: 1 in steps of training, 0 in passes over held-out rows */
-                        HAPT_ROLE_POSITIONS   /* [rows][T] int32: position of each token in its document */
+                        HAPT_ROLE_LABELS,   /* [rows] int32, class of each image; [rows][n] of its pixels, -100: none */
+                        HAPT_ROLE_ROW_KEYS, /* [rows][2] int32: a random key per row and step; 0 0: no dropout */
+                        HAPT_ROLE_TRAINING, /* [1] fp32: 1 in steps of training, 0 in passes over held-out rows */
+                        HAPT_ROLE_POSITIONS /* [rows][T] int32: position of each token in its document */
 };
 
 enum hapt_init { HAPT_INIT_ZERO, HAPT_INIT_ONE, HAPT_INIT_NORMAL };

@@ -9,8 +9,9 @@
 
 static enum hapt_status check_role(const struct hapt_tensor *tensor)
 {
-    const char *hint = "inputs are tokens, targets and positions ([rows][T] int32), images ([rows][C][H][W] fp32), "
-                       "labels ([rows] or [rows][n] int32), loss_scale and training ([1] fp32) and row_keys ([rows][2] int32)";
+    const char *hint =
+        "inputs are tokens, targets and positions ([rows][T] int32), images ([rows][C][H][W] fp32), "
+        "labels ([rows] or [rows][n] int32), loss_scale and training ([1] fp32) and row_keys ([rows][2] int32)";
     bool fits = false;
     switch (tensor->role) {
     case HAPT_ROLE_NONE: fits = tensor->kind != HAPT_TENSOR_INPUT; break;
@@ -23,7 +24,8 @@ static enum hapt_status check_role(const struct hapt_tensor *tensor)
         fits = tensor->kind == HAPT_TENSOR_INPUT && tensor->dtype == HAPT_F32 && tensor->dims == 4;
         break;
     case HAPT_ROLE_LABELS:
-        fits = tensor->kind == HAPT_TENSOR_INPUT && tensor->dtype == HAPT_I32 && (tensor->dims == 1 || tensor->dims == 2);
+        fits =
+            tensor->kind == HAPT_TENSOR_INPUT && tensor->dtype == HAPT_I32 && (tensor->dims == 1 || tensor->dims == 2);
         break;
     case HAPT_ROLE_ROW_KEYS:
         fits = tensor->kind == HAPT_TENSOR_INPUT && tensor->dtype == HAPT_I32 && tensor->dims == 2 &&

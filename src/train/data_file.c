@@ -111,9 +111,12 @@ static enum hapt_status check_labels(struct hapt_h5 *file, const int64_t *extent
     HAPT_TRY(hapt_h5_shape(file, "/labels", &found_dims, found));
     bool alike = found_dims >= dims;
     for (int d = 0; alike && d < dims; d++) alike = found[d] == extent[d];
-    for (int d = dims; alike && d < found_dims; d++) alike = found[d] >= 1 && found[d] <= places && (each *= found[d]) <= places;
+    for (int d = dims; alike && d < found_dims; d++)
+        alike = found[d] >= 1 && found[d] <= places && (each *= found[d]) <= places;
     if (alike && each == places) return HAPT_OK;
-    return hapt_fail(HAPT_ERR_INPUT, places > 1 ? "a model of pixels needs a label for each of them: see `hapt help data`" : "see `hapt help data`",
+    return hapt_fail(HAPT_ERR_INPUT,
+                     places > 1 ? "a model of pixels needs a label for each of them: see `hapt help data`"
+                                : "see `hapt help data`",
                      "%s: the shape of /labels does not match /images and the model's %lld label%s of an image",
                      hapt_h5_path(file), (long long)places, places > 1 ? "s" : "");
 }
@@ -189,7 +192,8 @@ enum hapt_status data_layout_find(struct hapt_h5 *file, const struct hapt_model 
     HAPT_TRY(hapt_h5_check_written(file, data_inputs_name(layout)));
     if (layout->images || !layout->shifted) HAPT_TRY(hapt_h5_check_written(file, data_targets_name(layout)));
     layout->held_out = rows == 0;
-    if (layout->units > 0 && fmax(layout->unit_inputs, layout->unit_targets) > MAX_ELEMENTS / layout->units) return too_large(hapt_h5_path(file));
+    if (layout->units > 0 && fmax(layout->unit_inputs, layout->unit_targets) > MAX_ELEMENTS / layout->units)
+        return too_large(hapt_h5_path(file));
     return HAPT_OK;
 }
 
