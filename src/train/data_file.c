@@ -111,8 +111,10 @@ static enum hapt_status check_labels(struct hapt_h5 *file, const int64_t *extent
     HAPT_TRY(hapt_h5_shape(file, "/labels", &found_dims, found));
     bool alike = found_dims >= dims;
     for (int d = 0; alike && d < dims; d++) alike = found[d] == extent[d];
-    for (int d = dims; alike && d < found_dims; d++)
-        alike = found[d] >= 1 && found[d] <= places && (each *= found[d]) <= places;
+    for (int d = dims; alike && d < found_dims; d++) {
+        alike = found[d] >= 1 && found[d] <= places / each;
+        if (alike) each *= found[d];
+    }
     if (alike && each == places) return HAPT_OK;
     return hapt_fail(HAPT_ERR_INPUT,
                      places > 1 ? "a model of pixels needs a label for each of them: see `hapt help data`"

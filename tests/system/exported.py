@@ -9,7 +9,7 @@ import sys
 import h5py
 import numpy as np
 
-from checking import LONG, check, cpu_cluster, end, passes, path
+from checking import FOLDER, LONG, check, cpu_cluster, end, passes, path
 
 sys.path.insert(0, "tests/coverage")
 import steps  # noqa: E402
@@ -63,11 +63,23 @@ def trains(name, group):
     check(made.get("microbatches") == 2, name + ": other rows of a microbatch fit")
 
 
+def sends_skips_directly():
+    """Four stages of a U-Net: long skips go from the way down to the way up, past the stages between."""
+    model = os.path.join(KEPT, "pytorch_unet.h5")
+    options = steps.stages(model, FOLDER, 4)
+    made = json.loads(passes("plan", "--input", model, "--predict", "--microbatches", 4, *options, "--output", path("skips.h5"), "--json").stdout or "{}")
+    far = {(it["from"], it["to"]) for it in made.get("messages", []) if it["to"] - it["from"] > 1}
+    back = {(it["to"], it["from"]) for it in made.get("messages", []) if it["from"] - it["to"] > 1}
+    check(far and far == back, f"long skips are messages of their own, there and back: {made.get('messages')}")
+
+
 with h5py.File(os.path.join(KEPT, "reference.h5")) as reference:
     names = sorted(reference)
     check(names == sorted(os.path.basename(one)[:-3] for one in glob.glob(KEPT + "/*.h5") if "reference" not in one), "each model has a reference")
     for name in names if LONG else names[::2]:
         trains(name, reference[name])
+
+sends_skips_directly()
 
 # ---- the exporter itself ----
 PROGRAM = """
