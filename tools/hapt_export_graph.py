@@ -76,7 +76,8 @@ class Exporter:
         self.of_tokens = not inputs.is_floating_point()
         if len(inputs.shape) != (2 if self.of_tokens else 4) or (not self.of_tokens and inputs.shape[2] != inputs.shape[3]):
             raise Unsupported("inputs are neither tokens [rows][T] nor square images [rows][C][H][H]")
-        if targets.shape[:1] != inputs.shape[:1] or (self.of_tokens and targets.shape != inputs.shape) or targets.dim() not in (1, 2, 3):
+        fits = targets.shape == inputs.shape if self.of_tokens else targets.shape[:1] == inputs.shape[:1] and targets.dim() in (1, 3)
+        if not fits or targets.is_floating_point():
             raise Unsupported("targets are neither tokens [rows][T] nor labels [rows] or [rows][H][W]")
         self.check_nodes()
         logits = next(node.args[0].meta["val"] for node in self.nodes if node.target == ATEN.cross_entropy_loss.default)

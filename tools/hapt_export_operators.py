@@ -422,14 +422,17 @@ def resample(e, x, matrix):
 
 
 @handles("upsample_bilinear2d")
-def upsample_bilinear(e, node, x, size, align_corners, *rest):
-    """Interpolation is linear in each dimension, so it is a product with a matrix: the interpolated unit vectors."""
+def upsample_bilinear(e, node, x, size, align_corners, *factors):
+    """Interpolation is linear in each dimension, so it is a product with a matrix: the interpolated unit vectors. factors: of height and
+    width, or one list of them; PyTorch samples by a factor that is given, and otherwise by the ratio of the sizes."""
     shape, _ = e.shapes_of(node)
-    for swap, old, new in ((False, x.shape[3], shape[3]), (True, x.shape[2], shape[2])):
-        if rest and any(one is not None and new != int(old * one) for one in (rest[-1] or [] if isinstance(rest[-1], list) else [])[1 - swap:2 - swap]):
-            raise Unsupported("a factor that is not the ratio of the sizes")
-        unit = torch.eye(old)[:, None, :]
-        matrix = torch.nn.functional.interpolate(unit, size=new, mode="linear", align_corners=align_corners)[:, 0]
+    factors = list(factors[0]) if factors and isinstance(factors[0], (list, tuple)) else list(factors)
+    factors = factors if len(factors) == 2 else [None, None]
+    for swap, old, new, factor in ((False, x.shape[3], shape[3], factors[1]), (True, x.shape[2], shape[2], factors[0])):
+        by = {"size": new} if factor is None or align_corners else {"scale_factor": factor}
+        matrix = torch.nn.functional.interpolate(torch.eye(old)[:, None, :], mode="linear", align_corners=align_corners, **by)[:, 0]
+        if matrix.shape[1] != new:
+            raise Unsupported("a factor of %g from %d to %d" % (factor, old, new))
         x = e.permute(x, [0, 1, 3, 2]) if swap else x
         x = resample(e, x, matrix)
         x = e.permute(x, [0, 1, 3, 2]) if swap else x

@@ -135,7 +135,8 @@ enum hapt_status hapt_inventory_add_hosts(const struct hapt_hosts *hosts, struct
             for (int i = 0; i < host->gpu_count; i++) {
                 if (strcmp(host->gpu[i].spec, name) != 0) continue;
                 first = first && i >= g;
-                memory_bytes = fmin(memory_bytes, host->gpu[i].memory_bytes);
+                const double its = host->gpu[i].memory_bytes; /* 0: unknown */
+                if (its > 0) memory_bytes = memory_bytes > 0 ? fmin(memory_bytes, its) : its;
                 same++;
             }
             if (!name[0])

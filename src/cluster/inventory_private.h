@@ -14,7 +14,7 @@ char *hapt_inventory_next_line(char **text);
 enum hapt_status hapt_inventory_add(struct hapt_inventory *inventory, const struct hapt_device_spec *device,
                                     int devices, int nodes, double host_memory_bytes);
 /* The device with as much memory as a GPU of `memory_bytes` has left beside CUDA's context and libraries, if that is
- * less than the data sheet says. A note tells it. memory_bytes 0: unknown. */
+ * less than the data sheet says; adds a note then. memory_bytes 0: unknown. */
 struct hapt_device_spec hapt_inventory_gpu(struct hapt_inventory *inventory, const struct hapt_device_spec *device,
                                            double memory_bytes);
 #endif

@@ -26,7 +26,7 @@ const char hapt_command_cluster_help[] =
     "                 printed by\n"
     "                     nvidia-smi --query-gpu=name,memory.total --format=csv,noheader >FILE\n"
     "Devices get the data sheet's figures of the device database; a GPU whose memory has no\n"
-    "room for CUDA's context beside that gets 1.5 GB less than it has. Unknown link values are\n"
+    "room for CUDA's context beside that gets less, its own memory without 1.5 GB. Unknown link values are\n"
     "written as 10 Gbit/s and 50 us: a plan for a slow network also suits a faster one. The\n"
     "command prints what to check in the file; --overwrite replaces a file. `hapt topology\n"
     "--cluster FILE --probe`, with one rank for each device, measures all links.\n";

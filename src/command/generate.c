@@ -9,20 +9,21 @@
 #include "json_print.h"
 
 const char hapt_command_generate_help[] =
-    "Continues --prompt, or each prompt of --prompt-tokens, with the weights of --checkpoint, or else of the model\n"
-    "file. The plan is --plan, or that of the checkpoint; it runs as in training, forward passes only. Each new token "
-    "takes one\n"
-    "pass over the last T tokens (T: the model's sequence), with positions that begin at 0; nothing is cached.\n"
+    "Continues --prompt, or each prompt of --prompt-tokens, with the weights of --checkpoint, or else of the\n"
+    "model file. The plan is --plan, or that of the checkpoint; it runs as in training, forward passes only. Each\n"
+    "new token takes one pass over the last T tokens (T: the model's sequence), with positions that begin at 0;\n"
+    "nothing is cached.\n"
     "\n"
     "The most likely token follows, or with --temperature one that is drawn (--draw-from, --seed). A draw depends on\n"
     "the seed, the number of the prompt and of the token, not on the plan, except where rounding decides.\n"
     "--end-token ends a text, of which it is the last token. Experts need room for every token (--capacity-factor 0).\n"
     "\n"
     "Prints the new tokens of each prompt on a line of standard output, \"5,17,3\"; all else goes to standard error.\n"
-    "tools/hapt_tokens.py turns text into tokens (--encode) and back (--decode). With --prompt, the tokens are the\n"
-    "bytes of the text, as hapt data makes them, and the new text is printed. --json prints one object: format\n"
-    "\"hapt-generation\", version, sequences (prompt, tokens, ended; with --prompt also text), step (of the "
-    "checkpoint).\n";
+    "tools/hapt_tokens.py turns text into tokens (--encode) and back (--decode).\n"
+    "With --prompt, the tokens are the bytes of the text, as hapt data makes them, and the new text is printed; bytes\n"
+    "that are no UTF-8 become '?'.\n"
+    "--json prints one object: format \"hapt-generation\", version, sequences (prompt, tokens, ended; with --prompt\n"
+    "also text), step (of the checkpoint).\n";
 
 enum { BYTES = 256 }; /* vocabulary of a model whose tokens are bytes */
 
@@ -128,7 +129,8 @@ static json_t *list_of(const int32_t *token, int64_t count)
     return list;
 }
 
-/* The new bytes of a prompt as text; what is not UTF-8, and control characters, become '?'. NULL: no memory. */
+/* The new bytes of a prompt as text. What is not UTF-8, and control characters but tabs and newlines, become '?'. NULL:
+ * no memory. */
 static const char *text_of(const struct hapt_prompt *prompt, struct hapt_arena *arena)
 {
     const int64_t count = prompt->count - prompt->given;
@@ -151,7 +153,13 @@ static enum hapt_status print_json(const struct hapt_config *config, const struc
         json_t *sequence =
             json_pack("{s:o, s:o, s:b}", "prompt", list_of(prompt->token, prompt->given), "tokens",
                       list_of(prompt->token + prompt->given, prompt->count - prompt->given), "ended", prompt->ended);
-        if (text) json_object_set_new(sequence, "text", json_string(text_of(prompt, arena)));
+        const char *new_text = text ? text_of(prompt, arena) : NULL;
+        if (text && !new_text) {
+            json_decref(sequence);
+            json_decref(sequences);
+            return HAPT_ERR_MEMORY;
+        }
+        if (text) json_object_set_new(sequence, "text", json_string(new_text));
         json_array_append_new(sequences, sequence);
     }
     json_t *json = json_pack("{s:s, s:i, s:o}", "format", "hapt-generation", "version", 1, "sequences", sequences);

@@ -156,7 +156,8 @@ static enum hapt_status check_any_plan(const struct hapt_prediction *of, const s
 }
 
 /* --offload and --sharded-weights auto for a measurement: as for a prediction, by rank 0. HAPT_ERR_INFEASIBLE: no plan
- * fits the memory; hapt profile measures nevertheless. Collective over env->world. */
+ * fits the memory, whatever these choose; hapt profile measures nevertheless. Choices that are given are checked after
+ * the measurement. Collective over env->world. */
 static enum hapt_status choose_offload(const struct hapt_env *env, const struct hapt_prediction *of, bool quietly,
                                        struct hapt_offloading *offload)
 {
@@ -186,7 +187,8 @@ static enum hapt_status choose_offload(const struct hapt_env *env, const struct 
         hapt_progress_release(&progress);
         hapt_arena_release(&scratch);
     }
-    HAPT_TRY(quietly ? hapt_env_agree_quietly(env->world, status) : hapt_env_agree(env->world, status));
+    if (quietly && hapt_env_agree_quietly(env->world, status) == HAPT_ERR_INFEASIBLE) return HAPT_ERR_INFEASIBLE;
+    HAPT_TRY(hapt_env_agree(env->world, status));
     HAPT_MPI(MPI_Bcast(chosen, 2, MPI_INT, 0, env->world));
     offload->what = (enum hapt_offload)chosen[0];
     offload->host_update = hapt_phase_updates_on_host(of->config, of->cluster, of->model, offload->what);

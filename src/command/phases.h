@@ -120,7 +120,8 @@ enum hapt_status hapt_phase_plan(struct hapt_env *env, struct hapt_config *confi
 enum hapt_status hapt_phase_plan_quietly(struct hapt_env *env, struct hapt_config *config,
                                          const struct hapt_profile *profile, const struct hapt_layers *layers,
                                          struct hapt_arena *arena, struct hapt_plan **plan);
-/* Says of which hosts the plan keeps data without a limit, because the cluster file does not state their memory. */
+/* Names the subclusters on whose hosts the plan keeps data without a limit: the cluster file does not state their
+ * memory. */
 void hapt_phase_note_hosts(const struct hapt_env *env, const struct hapt_cluster *cluster,
                            const struct hapt_plan *plan);
 /* Gives a plan of this profile its precision, origin, threads and operators. */

@@ -1,4 +1,5 @@
 /* hapt plan --what-if: runs sweeps and prints them as tables. */
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -37,9 +38,20 @@ static enum hapt_status change_networks(struct hapt_cluster *cluster, enum hapt_
     const size_t links = (size_t)cluster->count * (size_t)cluster->count;
     HAPT_NEW(cluster->link, arena, links);
     memcpy(cluster->link, link, links * sizeof *link);
-    for (int c = 0; c < cluster->count; c++)
-        if (subcluster < 0 || c == subcluster) change_inside(cluster, c, kind, value);
-    cluster->collective_count = 0; /* they were measured with the networks as they are */
+    const struct hapt_collective_model *measured = cluster->collective;
+    int untouched = INT_MAX; /* so many ranks may all be beside the swept networks */
+    for (int c = 0; c < cluster->count; c++) {
+        if (subcluster >= 0 && c != subcluster) continue;
+        const int beside = kind == HAPT_SWEEP_INTER_NODE ? cluster->subcluster[c].devices_per_node : 1;
+        untouched = beside < untouched ? beside : untouched;
+        change_inside(cluster, c, kind, value);
+    }
+    /* Collectives of more ranks were measured with the networks as they are. */
+    const int tables = cluster->collective_count;
+    cluster->collective_count = 0;
+    HAPT_NEW(cluster->collective, arena, tables + 1);
+    for (int i = 0; i < tables; i++)
+        if (measured[i].ranks <= untouched) cluster->collective[cluster->collective_count++] = measured[i];
     return HAPT_OK;
 }
 

@@ -21,10 +21,10 @@ enum { REACH = 4, SEED_REACH = 3 };
 #define MOST_NODES 0.08
 /* Partial plans that a job may have in any case: fewer missed plans where the work is limited. */
 #define LEAST_NODES 50000
-/* Work of a round, in microbatches times stages, by the work of the refinement: about two seconds by default. Where
- * steps have many microbatches, windows hold fewer stages. */
+/* Limit of a round's simulations, in microbatches times stages, over the limit of the refinement: about two seconds by
+ * default. Windows hold fewer stages where steps have many microbatches. */
 #define ROUND_WORK 1.5
-/* Launch counts that a job simulates, of all its plans, on average. */
+/* Simulations of a job: launch counts of all its plans, on average. */
 #define COUNTS_OF_A_JOB 40
 /* Plans are refined if their step is at most this factor longer than that of the base. */
 #define WINDOW_WORTH 1.01

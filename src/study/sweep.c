@@ -54,7 +54,7 @@ static enum hapt_status resolve_inside(const struct sweeper *sweeper)
 {
     const bool nodes = sweeper->range->kind == HAPT_SWEEP_INTER_NODE;
     if (has_inside(sweeper)) return HAPT_OK;
-    return hapt_fail(HAPT_ERR_USAGE, "sweep link, memory, nodes or microbatches",
+    return hapt_fail(HAPT_ERR_USAGE, "sweep memory or microbatches, or a network that exists",
                      "--what-if %s: there are no two %s of one %s", sweeper->range->text, nodes ? "nodes" : "devices",
                      nodes ? "subcluster" : "node");
 }

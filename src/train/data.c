@@ -398,7 +398,8 @@ static int64_t row_targets(const struct hapt_data *data, int64_t start)
     if (layout->shifted && data->document_end >= 0)
         return count_others(&data->inputs, start, layout->target_width, data->document_end);
     if (layout->shifted || (layout->images && !layout->pixels)) return layout->target_width;
-    if (layout->exact || layout->pixels) return count_targets(data, target_start(data, start), layout->target_width);
+    if (layout->pixels && !layout->exact) return data->memory.target_count[start / layout->stride];
+    if (layout->exact) return count_targets(data, target_start(data, start), layout->target_width);
     return targets_before(data, start + layout->width) - targets_before(data, start);
 }
 

@@ -41,8 +41,8 @@ struct data_memory {
     void *inputs;                          /* NULL: mapped */
     int32_t *targets;                      /* NULL: mapped, or shifted */
     int64_t *input_offset, *target_offset; /* [blocks] of mapped datasets */
-    int64_t *target_count; /* /targets beside batches: targets of each unit; beside a stream: those before each
-                              DATA_COUNT_UNITS units; else NULL */
+    int64_t *target_count; /* /targets beside batches, labels of pixels: targets of each unit; /targets beside a stream:
+                              those before each DATA_COUNT_UNITS units; else NULL */
     float *mean, *std;     /* [channels] a pixel's value is (stored - mean) / std */
 };
 

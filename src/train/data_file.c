@@ -286,7 +286,11 @@ static enum hapt_status store_labels(const struct data_layout *layout, const str
 {
     const int32_t *label = read;
     for (int64_t i = 0; i < count; i++) {
-        if ((label[i] >= 0 && label[i] < layout->limit) || (layout->pixels && label[i] == DATA_IGNORED)) continue;
+        if (layout->pixels && label[i] == DATA_IGNORED) continue;
+        if (label[i] >= 0 && label[i] < layout->limit) {
+            if (layout->pixels) memory->target_count[(first + i) / layout->unit_targets]++;
+            continue;
+        }
         return hapt_fail(HAPT_ERR_INPUT, "train a model with the --classes of the data",
                          "%s: label %d at %lld is outside the model's %lld classes", path, label[i],
                          (long long)(first + i), (long long)layout->limit);
@@ -360,6 +364,7 @@ static enum hapt_status check_counts(struct hapt_h5 *file, const struct data_lay
 
 int64_t data_target_counts(const struct data_layout *layout)
 {
+    if (layout->pixels) return layout->units;
     if (layout->shifted || layout->images) return 0;
     return layout->exact ? layout->units : (layout->units + DATA_COUNT_UNITS - 1) / DATA_COUNT_UNITS;
 }
@@ -374,13 +379,28 @@ static enum hapt_status check_targets(struct hapt_h5 *file, const struct data_la
                          : sum_counts(file, layout, memory->target_count);
 }
 
+/* The labels of images. Those of pixels are counted by batch or image, and may be missing, but not all of them. */
+static enum hapt_status check_labels_of(struct hapt_h5 *file, const struct data_layout *layout,
+                                        const struct data_memory *memory)
+{
+    const int64_t counts = data_target_counts(layout);
+    int64_t all = 0;
+    for (int64_t i = 0; i < counts; i++) memory->target_count[i] = 0;
+    HAPT_TRY(read_blocks(file, "/labels", HAPT_H5_I32, layout, memory, layout->unit_targets, store_labels));
+    if (!layout->pixels) return HAPT_OK;
+    for (int64_t i = 0; i < counts; i++) all += memory->target_count[i];
+    if (all == 0)
+        return hapt_fail(HAPT_ERR_INPUT, "give labels that are not -100", "%s has no label", hapt_h5_path(file));
+    return layout->exact ? check_counts(file, layout, memory->target_count) : HAPT_OK;
+}
+
 enum hapt_status data_fill(struct hapt_h5 *file, const struct data_layout *layout, const struct data_memory *memory)
 {
     HAPT_TRY(data_find_offsets(file, layout, memory));
     if (layout->images) {
         HAPT_TRY(read_normalisation(file, layout, memory));
         HAPT_TRY(read_blocks(file, "/images", layout->type, layout, memory, layout->unit_inputs, store_pixels));
-        return read_blocks(file, "/labels", HAPT_H5_I32, layout, memory, layout->unit_targets, store_labels);
+        return check_labels_of(file, layout, memory);
     }
     HAPT_TRY(
         read_blocks(file, data_inputs_name(layout), HAPT_H5_I32, layout, memory, layout->unit_inputs, store_tokens));
@@ -389,15 +409,15 @@ enum hapt_status data_fill(struct hapt_h5 *file, const struct data_layout *layou
 
 enum hapt_status data_check_values(struct hapt_h5 *file, const struct data_layout *layout)
 {
-    if (layout->images)
-        return read_blocks(file, "/labels", HAPT_H5_I32, layout, NULL, layout->unit_targets, store_labels);
-    HAPT_TRY(read_blocks(file, data_inputs_name(layout), HAPT_H5_I32, layout, NULL, layout->unit_inputs, store_tokens));
-    if (layout->shifted) return HAPT_OK;
     const struct data_memory counts = {.target_count =
                                            malloc((size_t)data_target_counts(layout) * sizeof(int64_t) + 1)};
-    const enum hapt_status status = counts.target_count
-                                        ? check_targets(file, layout, &counts)
-                                        : hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory to count targets");
+    enum hapt_status status =
+        counts.target_count ? HAPT_OK : hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory to count targets");
+    if (status == HAPT_OK && layout->images) status = check_labels_of(file, layout, &counts);
+    if (status == HAPT_OK && !layout->images)
+        status =
+            read_blocks(file, data_inputs_name(layout), HAPT_H5_I32, layout, NULL, layout->unit_inputs, store_tokens);
+    if (status == HAPT_OK && !layout->images && !layout->shifted) status = check_targets(file, layout, &counts);
     free(counts.target_count);
     return status;
 }

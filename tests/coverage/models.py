@@ -1,5 +1,5 @@
 """The smallest forms of models that tests/coverage exports: NAME: a function that returns (model, inputs, targets). The names are those of
-Pfeife's table 3 (TorchBench). gpt_neox, opt and unet_transposed stand there in addition. Residual networks have one block in each stage."""
+Pfeife's table 3 (TorchBench). bilinear, gpt_neox, opt and unet_transposed stand there in addition. Residual networks have one block in each stage."""
 import torch
 import torchvision.models as vision
 import transformers as hf
@@ -115,6 +115,19 @@ class UNet(torch.nn.Module):
         return self.head(x)
 
 
+class Resized(torch.nn.Module):
+    """Bilinear interpolation by a factor that leaves a fraction, and to given sizes."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.middle, self.head = torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.Conv2d(8, 8, 3), torch.nn.Linear(8, CLASSES)
+
+    def forward(self, x):
+        x = torch.nn.functional.interpolate(self.stem(x), scale_factor=1.5, mode="bilinear")
+        x = torch.nn.functional.interpolate(torch.relu(self.middle(x)), size=(7, 5), mode="bilinear", align_corners=False)
+        return self.head(torch.nn.functional.interpolate(torch.tanh(x), size=(9, 6), mode="bilinear", align_corners=True).mean((2, 3)))
+
+
 def of_pixels(make, size, rows):
     return lambda: (make().train(), torch.randn(rows, 3, size, size), torch.randint(0, CLASSES, (rows, size, size)))
 
@@ -134,6 +147,7 @@ MODELS = {
     "mobilenet_v2": of_images(lambda: vision.MobileNetV2(CLASSES, 0.25, [[1, 16, 1, 1], [6, 24, 1, 2], [6, 32, 1, 2]], dropout=0.0), 96, 8),
     "mobilenet_v3_large": of_images(lambda: vision.mobilenet_v3_large(num_classes=CLASSES, width_mult=0.25, dropout=0.0), 64, 16),
     "opt": of_tokens(opt),
+    "bilinear": of_images(Resized, 9),
     "pytorch_unet": of_pixels(lambda: UNet((8, 16, 32), True), 16, 4),
     "unet_transposed": of_pixels(lambda: UNet((8, 16), False), 16, 4),
     "resnet18": of_images(lambda: vision.ResNet(vision.resnet.BasicBlock, [1, 1, 1, 1], num_classes=CLASSES), 64, 16),

@@ -18,8 +18,8 @@ OPTIMIZER = ["--optimizer", "adamw", "--lr-schedule", "constant", "--beta1", "0.
 
 
 def batches(shape, of_images, of_pixels=False):
-    """(inputs, targets), [step][row of the whole step]...; shape: of a microbatch. The numbers are the same with every NumPy. Of pixels, a
-    fifth counts not (-100), in each microbatch as many, so that the mean of a step is that of its microbatches."""
+    """(inputs, targets), [step][row of the whole step]...; shape: of a microbatch. The numbers are the same with every NumPy. A fifth of the
+    pixels has no label (-100), in each microbatch as many, so that the mean of a step is that of its microbatches."""
     random = numpy.random.RandomState(7)
     whole = (STEPS, MICROBATCHES * shape[0]) + tuple(shape[1:])
     if of_images:

@@ -299,7 +299,9 @@ check "nothing was measured" bash -c '! grep -q "timing" "$1" && [ ! -e "$2" ]' 
 two_devices silent "300 MB" '{"bandwidth": "1 GB/s"}'
 passes 1 plan --input "$scratch/m.h5" --cluster "$scratch/silent.json" --predict --microbatches 4 --offload optimizer
 check "hosts without a limit are named" grep -q 'hosts of .* have, so that nothing limits' "$scratch/err"
-passes 1 plan --input "$scratch/m.h5" --cluster "$scratch/wide.json" --predict --microbatches 4 --offload optimizer
+two_devices stated "300 MB" '{"memory": "1 GB"}'
+passes 1 plan --input "$scratch/m.h5" --cluster "$scratch/stated.json" --predict --microbatches 4 --offload optimizer
+check "hosts with a limit are not" bash -c '! grep -q "nothing limits" "$1"' - "$scratch/err"
 refuses 2 'offload' 1 plan --input "$scratch/m.h5" --cluster "$scratch/wide.json" --predict --offload activations
 refuses 2 'offload' 1 plan --profile "$scratch/fast.h5" --offload optimizer
 refuses 2 'update-order' 1 plan --profile "$scratch/fast.h5" --update-order in-order

@@ -107,7 +107,15 @@ for shape in ((7, SIZE, SIZE), (7, SIZE * SIZE)):
     told = json.loads(passes("evaluate", "--input", path("m.h5"), "--checkpoint", path("one"), "--cluster", cpu_cluster(1), "--data", path("held.h5"), "--threads", 1,
                              "--json").stdout or "{}")
     loss, top1, count = score(found["one"][1], images, labels)
-    check(abs(told.get("loss", 9) - loss) < 1e-5 * loss and abs(told["top1"] - top1) < 1e-9 and told["targets"] == count, f"{told}: NumPy {loss} {top1} {count}")
+    check(abs(told.get("loss", 9) - loss) < 1e-5 * loss and abs(told.get("top1", 9) - top1) < 1e-9 and told.get("targets") == count,
+          f"{told}: NumPy {loss} {top1} {count}")
+every = np.where(labels == -100, 0, labels)
+for name, pair in (("exact batches", (images[:6].reshape(2, 3, *images.shape[1:]), every[:6].reshape(2, 3, SIZE, SIZE))), ("bytes", (images[:6], every[:6].astype(np.uint8)))):
+    write("held.h5", *pair)
+    told = json.loads(passes("evaluate", "--input", path("m.h5"), "--checkpoint", path("one"), "--cluster", cpu_cluster(1), "--data", path("held.h5"), "--threads", 1,
+                             "--json").stdout or "{}")
+    loss, top1, count = score(found["one"][1], images[:6], every[:6])
+    check(abs(told.get("loss", 9) - loss) < 1e-5 * loss and told.get("targets") == count == 6 * SIZE * SIZE, f"{name}: {told}: NumPy {loss} {count}")
 same = np.repeat(images[:1], 6, 0), np.repeat(labels[:1], 6, 0)
 write("same.h5", *same)
 passes(*train, "--data", path("same.h5"), "--steps", 1, "--cluster", cpu_cluster(1), "--output", path("drawn"))
@@ -116,14 +124,18 @@ with h5py.File(path("drawn/run.h5")) as file:
 check(abs(drawn - score(begin, *same)[0]) < 1e-5, f"drawn rows: {drawn}")
 
 # Data that do not fit.
-bad = ["--input", path("m.h5"), "--data", path("bad.h5"), "--microbatches", B, "--steps", 1, "--predict", "--threads", 1, "--cluster", cpu_cluster(1), "--output", path("no")]
+bad = ["--input", path("m.h5"), "--data", path("bad.h5"), "--microbatches", B, "--predict", "--threads", 1, "--cluster", cpu_cluster(1), "--output", path("no")]
 for wrong, words in ((labels[:, 0], "shape of /labels"), (labels[:, :, 1:], "shape of /labels"), (labels[:5], "shape of /labels"), (labels[:, 0, 0], "shape of /labels"),
                      (np.where(labels == 1, CLASSES, labels), "label 5"), (np.where(labels == 1, -1, labels), "label -1")):
     write("bad.h5", images, wrong)
-    refuses(3, words, *bad)
+    refuses(3, words, *bad, "--steps", 1)
+write("bad.h5", images, np.full_like(labels, -100))
+refuses(3, "has no label", *bad, "--steps", 1)
+write("bad.h5", images[:6][None].repeat(2, 0), np.stack([labels[:6], np.full_like(labels[:6], -100)]))
+refuses(3, "batch 1 has no target", *bad, "--steps", 2)
 write("bad.h5", images, np.full(7, -100, np.int32))
-refuses(3, "label -100", *bad[:1], path("whole.h5"), *bad[2:])
+refuses(3, "label -100", *bad[:1], path("whole.h5"), *bad[2:], "--steps", 1)
 write("bad.h5", images, labels)
-refuses(3, "shape of /labels", *bad[:1], path("whole.h5"), *bad[2:])
+refuses(3, "shape of /labels", *bad[:1], path("whole.h5"), *bad[2:], "--steps", 1)
 passes("check", path("m.h5"))
 end()
