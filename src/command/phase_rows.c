@@ -16,6 +16,9 @@ enum { MEASURED_ROWS = 2 };
 /* Numbers of rows that are planned together, where bounds exclude others. */
 enum { ROWS_AT_A_TIME = 4 };
 
+/* Users are told how to search in less time after a search of this length. */
+#define LONG_SEARCH_S 20
+
 /* A number of rows, and what is planned with it. If it has two profiles (hapt_profile_case), there are two cases. */
 struct rows_case {
     int rows, microbatches;
@@ -578,7 +581,12 @@ static enum hapt_status plan_best(struct hapt_env *env, struct hapt_config *conf
     planning->plan->search.candidates = rows->candidates;
     planning->plan->search.evaluated = rows->evaluated;
     planning->plan->search.seconds = hapt_time_s() - start_s; /* predictions included */
-    return hapt_env_mpi(MPI_Bcast(&planning->plan->search.seconds, 1, MPI_DOUBLE, 0, env->world), "MPI_Bcast");
+    HAPT_TRY(hapt_env_mpi(MPI_Bcast(&planning->plan->search.seconds, 1, MPI_DOUBLE, 0, env->world), "MPI_Bcast"));
+    if (rows->listed_count > 1 && planning->plan->search.seconds > LONG_SEARCH_S && hapt_phase_searches_steps(config))
+        hapt_note(env,
+                  "a shorter search: --fix rows=%d, or --objective formula in seconds, whose plan is a little longer\n",
+                  best.rows);
+    return HAPT_OK;
 }
 
 bool hapt_phase_plans_rows(const struct hapt_config *config, const struct hapt_cluster *cluster)
