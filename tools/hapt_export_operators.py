@@ -439,15 +439,45 @@ def upsample_bilinear(e, node, x, size, align_corners, *factors):
     return x
 
 
+def spread(e, node, x, dim, step):
+    """Puts step - 1 zeros between neighbours of a dimension."""
+    size = x.shape[dim]
+    if step == 1 or size == 1:
+        return x
+    lead, tail = math.prod(x.shape[:dim + 1]), math.prod(x.shape[dim + 1:])
+    wide = math.prod(x.wide[:dim + 1])
+    apart = pad(e, node, e.reshape(x, (lead, 1, tail), (wide, 1, tail)), [0, 0, 0, step - 1])
+    long = x.shape[:dim] + (size * step,) + x.shape[dim + 1:], x.wide[:dim] + (size * step,) + x.wide[dim + 1:]
+    return e.slice(e.reshape(apart, *long), dim, 0, (size - 1) * step + 1)
+
+
+def overlapping_transpose(e, node, x, weight, stride, padding, output_padding):
+    """The convolution of pixels that zeros separate with the kernel, which is turned around and whose channels change places."""
+    inside, outside, down, across = weight.shape
+    around = [down - 1 - padding[0], across - 1 - padding[1]]
+    if min(around) < 0:
+        raise Unsupported("a padding that is larger than the kernel")
+    turn = torch.eye(down * across).flip(0)
+    kernel = e.permute(Value(weight.shape, weight.shape, parameter=weight.parameter), [1, 0, 2, 3])
+    kernel = resample(e, e.reshape(kernel, (outside, inside, down * across), (outside, inside, down * across)), turn)
+    kernel = e.reshape(kernel, (outside, inside, down, across), (outside, inside, down, across))
+    x = spread(e, node, spread(e, node, x, 2, stride[0]), 3, stride[1])
+    x = pad(e, node, x, [around[1], around[1] + output_padding[1], around[0], around[0] + output_padding[0]])
+    return e.op("conv2d", [x, kernel, None], *e.shapes_of(node), integers=[1, 0])
+
+
 @handles("conv_transpose2d")
 def conv_transpose2d(e, node, x, weight, bias=None, stride=(1, 1), padding=(0, 0), output_padding=(0, 0), groups=1, dilation=(1, 1)):
     """With windows that do not overlap, each pixel becomes a tile: a product with the kernel as a matrix."""
-    stride, padding = as_list(stride, 2), as_list(padding, 2)
+    stride, padding, output_padding = as_list(stride, 2), as_list(padding, 2), as_list(output_padding, 2)
     inside, outside, down, across = weight.shape
-    if stride != [down, across] or padding != [0, 0] or as_list(output_padding, 2) != [0, 0] or groups != 1 or as_list(dilation, 2) != [1, 1]:
-        raise Unsupported("windows that overlap, or groups")
+    if groups != 1 or as_list(dilation, 2) != [1, 1]:
+        raise Unsupported("groups or dilation")
     if weight.parameter is None or (bias is not None and bias.parameter is None):
         raise Unsupported("a kernel or bias that is no parameter")
+    if stride != [down, across] or padding != [0, 0] or output_padding != [0, 0]:
+        made = overlapping_transpose(e, node, x, weight, stride, padding, output_padding)
+        return HANDLERS["add"](e, node, made, e.reshape(bias, (outside, 1, 1), (outside, 1, 1))) if bias is not None else made
     (b, _, height, width), wide = x.shape, x.wide[0]
     pixels = e.reshape(e.permute(x, [0, 2, 3, 1]), (b * height * width, inside), (wide * height * width, inside))
     kernel = e.reshape(Value(weight.shape, weight.shape, parameter=weight.parameter), (inside, outside * down * across), (inside, outside * down * across))

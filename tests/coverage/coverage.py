@@ -76,7 +76,7 @@ def cover(name, folder, kept):
     except hapt_export.Unsupported as error:
         return 0 if isinstance(error, hapt_export.NoGraph) else 1, str(error)
     of_images = inputs.is_floating_point()
-    data, rate, shares = steps.batches(inputs.shape, of_images, of_images and targets.dim() > 1), steps.RATE[of_images], steps.shares_weights(path)
+    data, rate, shares = steps.batches(inputs.shape, of_images, targets.shape[1:] if of_images else ()), steps.RATE[of_images], steps.shares_weights(path)
     steps.write_data(data_path, *data)
     try:
         ours = steps.train(path, data_path, folder, "--learning-rate", rate)
@@ -93,16 +93,16 @@ def cover(name, folder, kept):
     except RuntimeError as error:
         return 3, str(error)
     if kept:
-        keep(name, path, kept, inputs.shape, of_images, targets.dim() > 1, before, *reference)
+        keep(name, path, kept, inputs.shape, of_images, targets.shape[1:] if of_images else (), before, *reference)
     return 4, said + ("; shared weights: stages within 1e-6" if shares else "")
 
 
-def keep(name, path, folder, shape, of_images, deep, before, losses, after):
+def keep(name, path, folder, shape, of_images, pixels, before, losses, after):
     shutil.copy(path, os.path.join(folder, name + ".h5"))
     with h5py.File(os.path.join(folder, "reference.h5"), "a") as file:
         file.pop(name, None)
         group = file.create_group(name)
-        group.attrs["microbatch"], group.attrs["images"], group.attrs["pixels"] = shape, of_images, of_images and deep
+        group.attrs["microbatch"], group.attrs["images"], group.attrs["pixels"] = shape, of_images, list(pixels)
         group["loss_fp64"] = losses
         for key, value in after.items():  # of each parameter the 2-norm of its change, and the change along a direction
             change = (value - before[key].astype(numpy.float64)).reshape(-1)

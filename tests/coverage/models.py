@@ -128,12 +128,33 @@ class Resized(torch.nn.Module):
         return self.head(torch.nn.functional.interpolate(torch.tanh(x), size=(9, 6), mode="bilinear", align_corners=True).mean((2, 3)))
 
 
+class Generator(torch.nn.Module):
+    """The generator of DCGAN, from noise of one pixel to an image, whose channels are the scores of classes here."""
+
+    def __init__(self, noise=12, width=8):
+        super().__init__()
+        sizes = [noise, 4 * width, 2 * width, width]
+        layers = []
+        for level, (before, after) in enumerate(zip(sizes, sizes[1:])):
+            layers += [torch.nn.ConvTranspose2d(before, after, 4, 1 if level == 0 else 2, 0 if level == 0 else 1, bias=False),
+                       torch.nn.BatchNorm2d(after), torch.nn.ReLU(True)]
+        self.main = torch.nn.Sequential(*layers, torch.nn.ConvTranspose2d(width, CLASSES, 3, 2, 1, output_padding=1), torch.nn.Tanh())
+
+    def forward(self, x):
+        return self.main(x)
+
+
 def of_pixels(make, size, rows):
     return lambda: (make().train(), torch.randn(rows, 3, size, size), torch.randint(0, CLASSES, (rows, size, size)))
 
 
+def noise(rows):
+    return lambda: (Generator().train(), torch.randn(rows, 12, 1, 1), torch.randint(0, CLASSES, (rows, 32, 32)))
+
+
 MODELS = {
     "alexnet": of_images(small_classifier(vision.alexnet, 256 * 36), 64),
+    "dcgan": noise(4),
     "densenet121": of_images(lambda: vision.DenseNet(8, (2, 2), 16, num_classes=CLASSES), 64, 8),
     "hf_Albert": of_tokens(lambda: hf.AlbertForMaskedLM(hf.AlbertConfig(**SMALL, **QUIET, embedding_size=16))),
     "hf_Bert": of_tokens(lambda: hf.BertForMaskedLM(hf.BertConfig(**SMALL, **QUIET))),

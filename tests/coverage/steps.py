@@ -17,15 +17,15 @@ OPTIMIZER = ["--optimizer", "adamw", "--lr-schedule", "constant", "--beta1", "0.
              "--clip-norm", "0", "--predict", "--microbatches", MICROBATCHES, "--steps", STEPS, "--threads", 1, "--overwrite"]
 
 
-def batches(shape, of_images, of_pixels=False):
+def batches(shape, of_images, pixels=()):
     """(inputs, targets), [step][row of the whole step]...; shape: of a microbatch. The numbers are the same with every NumPy. A fifth of the
-    pixels has no label (-100), in each microbatch as many, so that the mean of a step is that of its microbatches."""
+    pixels has no label (-100), in each microbatch as many, so that the mean of a step is that of its microbatches. pixels: height and width of labels, if each has one."""
     random = numpy.random.RandomState(7)
     whole = (STEPS, MICROBATCHES * shape[0]) + tuple(shape[1:])
     if of_images:
         inputs = random.randn(*whole).astype(numpy.float32)
-        if of_pixels:
-            labels = random.randint(0, CLASSES, whole[:2] + whole[3:]).astype(numpy.int32)
+        if len(pixels) > 0:
+            labels = random.randint(0, CLASSES, whole[:2] + tuple(pixels)).astype(numpy.int32)
             labels[..., ::5, :] = -100
             return inputs, labels
         return inputs, random.randint(0, CLASSES, whole[:2]).astype(numpy.int32)

@@ -47,7 +47,7 @@ def trains(name, group):
     model, data = os.path.join(KEPT, name + ".h5"), path(name + "-data.h5")
     os.makedirs(path(name), exist_ok=True)
     of_images = bool(group.attrs["images"])
-    steps.write_data(data, *steps.batches(group.attrs["microbatch"], of_images, bool(group.attrs.get("pixels", False))))
+    steps.write_data(data, *steps.batches(group.attrs["microbatch"], of_images, group.attrs.get("pixels", ())))
     rate = ["--learning-rate", steps.RATE[of_images]]
     check("good" in passes("check", model).stdout, name + ": the file is checked")
     ours = follows(name, model, data, group, rate)
