@@ -163,12 +163,13 @@ def conv2d(e, node, x, weight, bias=None, stride=(1, 1), padding=(0, 0), dilatio
     padding = as_list(padding, 2) if not isinstance(padding, str) else [None, None]
     if stride[0] != stride[1] or dilation[0] != dilation[1] or padding[0] is None:
         raise Unsupported("stride %s, padding %s, dilation %s" % (stride, padding, dilation))
-    if weight.parameter is None or (bias is not None and bias.parameter is None):
-        raise Unsupported("a kernel or bias that is no parameter")
     if padding[0] != padding[1]:
         x, padding = pad(e, node, x, [padding[1], padding[1], padding[0], padding[0]]), [0, 0]
     shape, wide = e.shapes_of(node)
-    operands = [x, weight.parameter, bias.parameter if bias is not None else None]
+    if bias is not None and bias.parameter is None:
+        made = conv2d(e, node, x, weight, None, stride, padding, dilation, groups)
+        return HANDLERS["add"](e, node, made, e.reshape(bias, bias.shape + (1, 1), bias.wide + (1, 1)))
+    operands = [x, weight.parameter or weight, bias.parameter if bias is not None else None]
     if groups == 1 and dilation == [1, 1]:
         return e.op("conv2d", operands, shape, wide, integers=[stride[0], padding[0]])
     return e.op("grouped_conv2d", operands, shape, wide, integers=[groups, stride[0], padding[0], dilation[0]])
@@ -201,8 +202,13 @@ def avg_pool2d(e, node, x, kernel, stride=(), padding=(0, 0), ceil=False, counts
     kernel, padding = as_list(kernel, 2), as_list(padding, 2)
     stride = as_list(stride, 2) if stride else kernel
     (b, c, height, width), wide = x.shape, x.wide
-    if kernel != stride or padding != [0, 0] or height % kernel[0] or width % kernel[1] or divisor is not None:
-        raise Unsupported("windows that overlap, or do not cover the image")
+    if kernel != stride or padding != [0, 0] or height % kernel[0] or width % kernel[1]:
+        if ceil or divisor is not None or not (counts_padding or padding == [0, 0]) or stride[0] != stride[1] or padding[0] != padding[1]:
+            raise Unsupported("windows that overlap, or do not cover the image")
+        share = e.constant_parameter(torch.full((c, 1, *kernel), 1 / math.prod(kernel)))
+        return e.op("grouped_conv2d", [x, share, None], *e.shapes_of(node), integers=[c, stride[0], padding[0], 1])
+    if divisor is not None:
+        raise Unsupported("a divisor")
     tiles = (height // kernel[0], kernel[0], width // kernel[1], kernel[1])
     flat = e.reshape(x, (b * c * tiles[0],) + tiles[1:], (wide[0] * c * tiles[0],) + tiles[1:])
     made = e.reduce("mean", flat, [1, 3], False)
@@ -217,8 +223,21 @@ def layer_norm(e, node, x, normalized, weight=None, bias=None, epsilon=1e-5, *re
     return e.made(made, x.shape, x.wide)
 
 
+def standardise(e, node, x, weight, bias, epsilon):
+    """Zero mean and variance one for each channel, of a tensor without rows: a kernel."""
+    others = [d for d in range(len(x.shape)) if d != 1]
+    x = HANDLERS["sub"](e, node, x, e.reduce("mean", x, others, True))
+    variance = e.reduce("mean", e.alike("power", x, reals=[2.0]), others, True)
+    x = HANDLERS["mul"](e, node, x, e.alike("power", HANDLERS["add"](e, node, variance, epsilon), reals=[-0.5]))
+    one = (x.shape[1],) + (1,) * (len(x.shape) - 2)
+    x = HANDLERS["mul"](e, node, x, e.reshape(weight, one, one)) if weight is not None else x
+    return HANDLERS["add"](e, node, x, e.reshape(bias, one, one)) if bias is not None else x
+
+
 @handles("batch_norm")
 def batch_norm(e, node, x, weight, bias, mean, variance, training, momentum, epsilon, *rest):
+    if training and mean is None and variance is None and not x.rows_dimensions():
+        return standardise(e, node, x, weight, bias, epsilon)
     if not training or any(one is None or one.parameter is None for one in (weight, bias, mean, variance)):
         raise Unsupported("without running statistics or parameters, or not in training mode")
     if e.graph.training.setdefault("batch-norm-momentum", "%g" % momentum) != "%g" % momentum:
@@ -270,7 +289,7 @@ def total(e, node, x, dims=None, keep=False, **named):
     return e.reduce("sum", x, dims, keep)
 
 
-@handles("view", "reshape", "_unsafe_view", "flatten", "unflatten", "unsqueeze", "squeeze")
+@handles("view", "view_as", "reshape", "reshape_as", "_unsafe_view", "flatten", "unflatten", "unsqueeze", "squeeze")
 def view(e, node, x, *arguments):
     if x.targets:
         return x

@@ -4,6 +4,12 @@ import torch
 import torchvision.models as vision
 import transformers as hf
 
+try:
+    import timm
+    from timm.models import nfnet, resnest, vovnet
+except ImportError:  # its models are left out
+    timm = None
+
 from steps import CLASSES, FIRST_TOKEN, VOCABULARY
 
 ROWS, TOKENS = 2, 16
@@ -144,6 +150,27 @@ class Generator(torch.nn.Module):
         return self.main(x)
 
 
+def timm_nfnet():
+    """Its residual branches begin at zero; here they begin at one half, so that all weights have gradients."""
+    model = nfnet.NormFreeNet(nfnet.NfCfg(depths=(1, 1, 1, 1), channels=(16, 32, 32, 32), stem_type="3x3", stem_chs=8, group_size=8, bottle_ratio=0.25,
+                                          extra_conv=True, num_features=64, act_layer="gelu", attn_layer="se", attn_kwargs={"rd_ratio": 0.5}),
+                              num_classes=CLASSES, drop_rate=0.0)
+    for name, weight in model.named_parameters():
+        if name.endswith("skipinit_gain"):
+            torch.nn.init.constant_(weight, 0.5)
+    return model
+
+
+def timm_resnest():
+    return resnest.ResNet(resnest.ResNestBottleneck, [1, 1, 1, 1], num_classes=CLASSES, base_width=16, stem_type="deep", stem_width=8, avg_down=True,
+                          block_args={"radix": 2, "avd": True, "avd_first": False})
+
+
+def timm_vovnet():
+    return vovnet.VovNet({"stem_chs": [8, 8, 8], "stage_conv_chs": [8] * 4, "stage_out_chs": [16] * 4, "layer_per_block": 2, "block_per_stage": [1] * 4,
+                          "residual": True, "depthwise": False, "attn": "ese"}, num_classes=CLASSES)
+
+
 def of_pixels(make, size, rows):
     return lambda: (make().train(), torch.randn(rows, 3, size, size), torch.randint(0, CLASSES, (rows, size, size)))
 
@@ -179,5 +206,10 @@ MODELS = {
     "timm_efficientnet": of_images(efficientnet, 64, 16),
     "timm_regnet": of_images(lambda: vision.RegNet(vision.regnet.BlockParams([1, 1], [16, 32], [8, 8], [1, 1], [2, 2], 0.25), CLASSES, 8), 64, 8),
     "timm_vision_transformer": of_images(lambda: vision.VisionTransformer(32, 8, 2, 2, 32, 64, num_classes=CLASSES)),
+    "timm_nfnet": of_images(timm_nfnet, 64, 8),
+    "timm_resnest": of_images(timm_resnest, 64, 16),
+    "timm_vovnet": of_images(timm_vovnet, 124, 8),  # a size of which each pooling covers all pixels
     "vgg16": of_images(small_classifier(vision.vgg11_bn, 512 * 49), 32, 8),
 }
+if timm is None:
+    MODELS = {name: make for name, make in MODELS.items() if name not in ("timm_nfnet", "timm_resnest", "timm_vovnet")}
