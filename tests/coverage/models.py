@@ -150,6 +150,89 @@ class Generator(torch.nn.Module):
         return self.main(x)
 
 
+class PhlippeResnet(torch.nn.Module):
+    """The residual network for CIFAR-10 of the UvA tutorials, as TorchBench has it: three groups of blocks."""
+
+    def __init__(self):
+        super().__init__()
+        layers, before = [torch.nn.Conv2d(3, 16, 3, padding=1, bias=False), torch.nn.BatchNorm2d(16), torch.nn.ReLU()], 16
+        for width in (16, 32, 64):
+            layers.append(vision.resnet.BasicBlock(before, width, 1 if width == before else 2, None if width == before else torch.nn.Sequential(
+                torch.nn.Conv2d(before, width, 1, 2))))
+            before = width
+        self.blocks, self.head = torch.nn.Sequential(*layers), torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d((1, 1)), torch.nn.Flatten(),
+                                                                                   torch.nn.Linear(64, CLASSES))
+
+    def forward(self, x):
+        return self.head(self.blocks(x))
+
+
+class DenseLayer(torch.nn.Module):
+    def __init__(self, inside, growth):
+        super().__init__()
+        self.net = torch.nn.Sequential(torch.nn.BatchNorm2d(inside), torch.nn.ReLU(), torch.nn.Conv2d(inside, 2 * growth, 1, bias=False),
+                                       torch.nn.BatchNorm2d(2 * growth), torch.nn.ReLU(), torch.nn.Conv2d(2 * growth, growth, 3, padding=1, bias=False))
+
+    def forward(self, x):
+        return torch.cat([self.net(x), x], dim=1)
+
+
+def phlippe_densenet(growth=8):
+    """The dense network for CIFAR-10 of the UvA tutorials."""
+    layers, inside = [torch.nn.Conv2d(3, 2 * growth, 3, padding=1)], 2 * growth
+    for block in range(2):
+        for _ in range(2):
+            layers.append(DenseLayer(inside, growth))
+            inside += growth
+        if block == 0:
+            layers += [torch.nn.BatchNorm2d(inside), torch.nn.ReLU(), torch.nn.Conv2d(inside, inside // 2, 1, bias=False), torch.nn.AvgPool2d(2, 2)]
+            inside //= 2
+    return torch.nn.Sequential(*layers, torch.nn.BatchNorm2d(inside), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d((1, 1)), torch.nn.Flatten(),
+                               torch.nn.Linear(inside, CLASSES))
+
+
+class Painter(torch.nn.Module):
+    """The actor of LearningToPaint: a residual network of 9 channels (canvas, target, step, coordinates) with 65 results between 0 and 1."""
+
+    def __init__(self):
+        super().__init__()
+        block, down = vision.resnet.BasicBlock, torch.nn.Sequential(torch.nn.Conv2d(8, 16, 1, 2, bias=False), torch.nn.BatchNorm2d(16))
+        self.body = torch.nn.Sequential(torch.nn.Conv2d(9, 8, 3, 2, 1, bias=False), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), block(8, 8), block(8, 16, 2, down))
+        self.head = torch.nn.Linear(16 * 4, 65)
+
+    def forward(self, x):
+        x = torch.nn.functional.avg_pool2d(self.body(x), 4)
+        return torch.sigmoid(self.head(x.flatten(1)))
+
+
+def lennard_jones():
+    """The network of functorch's example, from one number to scores of classes instead of an energy."""
+    layers = [torch.nn.Flatten(), torch.nn.Linear(1, 16), torch.nn.Tanh()]
+    for _ in range(2):
+        layers += [torch.nn.Linear(16, 16), torch.nn.Tanh()]
+    return torch.nn.Sequential(*layers, torch.nn.Linear(16, CLASSES))
+
+
+class Roberta(torch.nn.Module):
+    """With positions given: RoBERTa counts the tokens that are no padding, of which there is none here."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = hf.RobertaForMaskedLM(hf.RobertaConfig(**SMALL, **QUIET, pad_token_id=1))
+
+    def forward(self, tokens):
+        return self.model(tokens, position_ids=torch.arange(2, TOKENS + 2)[None])
+
+
+def gpt2_large():
+    return hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=VOCABULARY, n_positions=TOKENS, n_embd=48, n_layer=3, n_head=3, resid_pdrop=0, embd_pdrop=0,
+                                            attn_pdrop=0, use_cache=False, bos_token_id=0, eos_token_id=0, tie_word_embeddings=False))
+
+
+def opacus_cifar10():
+    return vision.ResNet(vision.resnet.BasicBlock, [1, 1, 1, 1], num_classes=CLASSES, norm_layer=lambda width: torch.nn.GroupNorm(16, width))
+
+
 def timm_nfnet():
     """Its residual branches begin at zero; here they begin at one half, so that all weights have gradients."""
     model = nfnet.NormFreeNet(nfnet.NfCfg(depths=(1, 1, 1, 1), channels=(16, 32, 32, 32), stem_type="3x3", stem_chs=8, group_size=8, bottle_ratio=0.25,
@@ -185,19 +268,28 @@ MODELS = {
     "densenet121": of_images(lambda: vision.DenseNet(8, (2, 2), 16, num_classes=CLASSES), 64, 8),
     "hf_Albert": of_tokens(lambda: hf.AlbertForMaskedLM(hf.AlbertConfig(**SMALL, **QUIET, embedding_size=16))),
     "hf_Bert": of_tokens(lambda: hf.BertForMaskedLM(hf.BertConfig(**SMALL, **QUIET))),
+    "hf_Bert_large": of_tokens(lambda: hf.BertForMaskedLM(hf.BertConfig(**{**SMALL, "num_hidden_layers": 3, "num_attention_heads": 4}, **QUIET))),
     "hf_BigBird": of_tokens(lambda: hf.BigBirdForMaskedLM(hf.BigBirdConfig(**SMALL, **QUIET, attention_type="original_full", use_cache=False))),
     "hf_DistilBert": of_tokens(distilbert),
     "hf_GPT2": of_tokens(gpt2),
+    "hf_GPT2_large": of_tokens(gpt2_large),
+    "hf_Roberta_base": of_tokens(Roberta),
     "functorch_dp_cifar10": of_images(GroupNorms, 16),
     "gpt_neox": of_tokens(lambda: hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(**SMALL, max_position_embeddings=TOKENS, use_cache=False))),
     "llama": of_tokens(lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**SMALL, use_cache=False))),
+    "LearningToPaint": lambda: (Painter().train(), torch.randn(8, 9, 32, 32), torch.randint(0, CLASSES, (8,))),
+    "lennard_jones": lambda: (lennard_jones().train(), torch.randn(16, 1, 1, 1), torch.randint(0, CLASSES, (16,))),
     "mnasnet1_0": of_images(lambda: vision.MNASNet(0.25, num_classes=CLASSES, dropout=0.0), 96, 16),
     "mobilenet_v2": of_images(lambda: vision.MobileNetV2(CLASSES, 0.25, [[1, 16, 1, 1], [6, 24, 1, 2], [6, 32, 1, 2]], dropout=0.0), 96, 8),
     "mobilenet_v3_large": of_images(lambda: vision.mobilenet_v3_large(num_classes=CLASSES, width_mult=0.25, dropout=0.0), 64, 16),
+    "opacus_cifar10": of_images(opacus_cifar10, 32, 8),
     "opt": of_tokens(opt),
+    "phlippe_densenet": of_images(phlippe_densenet, 16, 8),
+    "phlippe_resnet": of_images(PhlippeResnet, 16, 8),
     "bilinear": of_images(Resized, 9),
     "pytorch_unet": of_pixels(lambda: UNet((8, 16, 32), True), 16, 4),
     "unet_transposed": of_pixels(lambda: UNet((8, 16), False), 16, 4),
+    "resnet152": of_images(lambda: vision.ResNet(vision.resnet.Bottleneck, [1, 2, 1, 1], num_classes=CLASSES), 64, 16),
     "resnet18": of_images(lambda: vision.ResNet(vision.resnet.BasicBlock, [1, 1, 1, 1], num_classes=CLASSES), 64, 16),
     "resnet50": of_images(lambda: vision.ResNet(vision.resnet.Bottleneck, [1, 1, 1, 1], num_classes=CLASSES), 64, 16),
     "resnext50_32x4d": of_images(lambda: vision.ResNet(vision.resnet.Bottleneck, [1, 1, 1, 1], CLASSES, groups=4, width_per_group=8), 96, 16),
@@ -206,6 +298,7 @@ MODELS = {
     "timm_efficientnet": of_images(efficientnet, 64, 16),
     "timm_regnet": of_images(lambda: vision.RegNet(vision.regnet.BlockParams([1, 1], [16, 32], [8, 8], [1, 1], [2, 2], 0.25), CLASSES, 8), 64, 8),
     "timm_vision_transformer": of_images(lambda: vision.VisionTransformer(32, 8, 2, 2, 32, 64, num_classes=CLASSES)),
+    "timm_vision_transformer_large": of_images(lambda: vision.VisionTransformer(32, 8, 3, 4, 64, 128, num_classes=CLASSES)),
     "timm_nfnet": of_images(timm_nfnet, 64, 8),
     "timm_resnest": of_images(timm_resnest, 64, 16),
     "timm_vovnet": of_images(timm_vovnet, 124, 8),  # a size of which each pooling covers all pixels
