@@ -4,7 +4,7 @@ import sys
 
 import torch
 
-from hapt_export_graph import ATEN, Unsupported, Value
+from hapt_export_graph import ATEN, VIEWS, Unsupported, Value, base_name
 
 HANDLERS = {}
 
@@ -279,6 +279,21 @@ def softmax(e, node, x, dim, *rest, **named):
     return e.permute(e.alike("softmax", e.permute(x, order)), back)
 
 
+@handles("log_softmax")
+def log_softmax(e, node, x, dim, *rest):
+    """The cross entropy of log probabilities is that of the scores."""
+    ends, stack = [], list(node.users)
+    while stack:
+        user = stack.pop()
+        if base_name(user) in VIEWS or base_name(user) in ("_unsafe_view", "contiguous", "clone"):
+            stack += list(user.users)
+        else:
+            ends.append(user.target)
+    if ends != [ATEN.cross_entropy_loss.default] or dim % len(x.shape) != (1 if e.places else len(x.shape) - 1):
+        raise Unsupported("something else than the cross entropy reads it")
+    return x
+
+
 @handles("mean")
 def mean(e, node, x, dims=None, keep=False, **named):
     return e.reduce("mean", x, dims, keep)
@@ -402,11 +417,60 @@ def roll(e, node, x, shifts, dims=()):
     return x
 
 
+def comparison(name):
+    """Of tokens with a number: a table of its results, 0 or 1, in which each token is looked up. Of such results with 0: which are false."""
+    def handler(e, node, x, number):
+        if isinstance(number, Value) or x.constant is not None:
+            raise Unsupported("of two tensors")
+        if x.tensor is e.graph.tokens:
+            table = node.target(torch.arange(e.graph.sizes["vocab"]), number).float()[:, None]
+            found = e.op("embedding", [x, e.constant_parameter(table), None], x.shape + (1,), x.wide + (1,))
+            return e.reshape(found, x.shape, x.wide)
+        if name == "eq" and number == 0 and node.args[0].meta["val"].dtype == torch.bool:
+            return HANDLERS["rsub"](e, node, x, 1.0)
+        raise Unsupported("of something else than tokens")
+    return handler
+
+
+for name in ("eq", "ne", "gt", "ge", "lt", "le"):
+    HANDLERS[name] = comparison(name)
+HANDLERS["logical_not"] = lambda e, node, x: HANDLERS["rsub"](e, node, x, 1.0)
+
+
+@handles("repeat")
+def repeat(e, node, x, times):
+    missing = len(times) - len(x.shape)
+    x = e.reshape(x, (1,) * missing + x.shape, (1,) * missing + x.wide)
+    if any(count != 1 and x.shape[d] != 1 for d, count in enumerate(times)):
+        raise Unsupported("a dimension of several elements that repeats")
+    shape, wide = e.shapes_of(node)
+    sizes = [shape[d] if x.shape[d] != shape[d] else 0 for d in range(len(shape))]
+    if any(sizes[d] and shape[d] != wide[d] for d in range(len(shape))):
+        raise Unsupported("rows that are repeated")
+    return e.op("expand", [x, None], shape, wide, integers=sizes) if any(sizes) else x
+
+
+@handles("std", "var")
+def spread_of(e, node, x, dims=None, unbiased=True, keep=False, correction=None, keepdim=None):
+    keep, correction = keep if keepdim is None else keepdim, int(unbiased) if correction is None else correction
+    dims = [dims] if isinstance(dims, int) else dims
+    count = math.prod(x.shape[d] for d in dims) if dims else math.prod(x.shape)
+    away = HANDLERS["sub"](e, node, x, e.reduce("mean", x, dims, True))
+    variance = e.reduce("sum", e.alike("power", away, reals=[2.0]), dims, keep)
+    variance = e.alike("scale", variance, reals=[1 / (count - correction)])
+    return e.alike("power", variance, reals=[0.5]) if "std" in str(node.target) else variance
+
+
 @handles("masked_fill")
 def masked_fill(e, node, x, mask, fill):
-    if mask.constant is None or isinstance(fill, Value) and fill.constant is None:
-        raise Unsupported("a mask that is computed from inputs")
+    if isinstance(fill, Value) and fill.constant is None:
+        raise Unsupported("a number that is computed from inputs")
     fill = float(fill.constant) if isinstance(fill, Value) else float(fill)
+    if mask.constant is None:  # 0 or 1: x (1 - mask) + fill mask
+        if math.isinf(fill):
+            raise Unsupported("infinity where inputs say so")
+        kept = HANDLERS["mul"](e, node, x, HANDLERS["rsub"](e, node, mask, 1.0))
+        return HANDLERS["add"](e, node, kept, e.alike("scale", mask, reals=[fill]))
     kept = Value(mask.shape, mask.wide, constant=(~mask.constant).float())
     added = Value(mask.shape, mask.wide, constant=torch.zeros(mask.shape).masked_fill(mask.constant, fill))
     return HANDLERS["add"](e, node, HANDLERS["mul"](e, node, x, kept), added)

@@ -213,6 +213,54 @@ def lennard_jones():
     return torch.nn.Sequential(*layers, torch.nn.Linear(16, CLASSES))
 
 
+class ItsNorm(torch.nn.Module):
+    """By the standard deviation, as BERT_pytorch has it."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.weight, self.bias = torch.nn.Parameter(torch.ones(width)), torch.nn.Parameter(torch.zeros(width))
+
+    def forward(self, x):
+        return self.weight * (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-6) + self.bias
+
+
+class ItsBlock(torch.nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads, self.norms = heads, torch.nn.ModuleList(ItsNorm(width) for _ in range(2))
+        self.parts = torch.nn.ModuleList(torch.nn.Linear(width, width) for _ in range(4))
+        self.wide, self.narrow = torch.nn.Linear(width, 4 * width), torch.nn.Linear(4 * width, width)
+
+    def attend(self, x, mask):
+        q, k, v = (part(x).view(x.shape[0], -1, self.heads, x.shape[2] // self.heads).transpose(1, 2) for part in self.parts[:3])
+        scores = (torch.matmul(q, k.transpose(-2, -1)) / q.shape[-1] ** 0.5).masked_fill(mask == 0, -1e9)
+        return self.parts[3](torch.matmul(torch.softmax(scores, -1), v).transpose(1, 2).contiguous().view(x.shape))
+
+    def forward(self, x, mask):
+        x = x + self.attend(self.norms[0](x), mask)
+        y = self.wide(self.norms[1](x))
+        return x + self.narrow(0.5 * y * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (y + 0.044715 * torch.pow(y, 3)))))
+
+
+class BertPytorch(torch.nn.Module):
+    """TorchBench's BERT_pytorch (codertimo/BERT-pytorch): a mask made of the tokens, fixed positions, a table of segments."""
+
+    def __init__(self, width=32, heads=2):
+        super().__init__()
+        self.tokens, self.segments = torch.nn.Embedding(VOCABULARY, width, padding_idx=0), torch.nn.Embedding(3, width, padding_idx=0)
+        place = torch.arange(TOKENS).float()[:, None] * torch.exp(torch.arange(0, width, 2).float() * -(torch.log(torch.tensor(10000.0)) / width))
+        self.register_buffer("places", torch.stack([torch.sin(place), torch.cos(place)], -1).reshape(1, TOKENS, width))
+        self.blocks = torch.nn.ModuleList(ItsBlock(width, heads) for _ in range(2))
+        self.head = torch.nn.Linear(width, VOCABULARY)
+
+    def forward(self, tokens):
+        mask = (tokens > 0).unsqueeze(1).repeat(1, tokens.size(1), 1).unsqueeze(1)
+        x = self.tokens(tokens) + self.places[:, :tokens.size(1)] + self.segments(torch.ones(1, tokens.size(1), dtype=torch.long))
+        for block in self.blocks:
+            x = block(x, mask)
+        return torch.log_softmax(self.head(x), -1)
+
+
 class Roberta(torch.nn.Module):
     """With positions given: RoBERTa counts the tokens that are no padding, of which there is none here."""
 
@@ -264,6 +312,7 @@ def noise(rows):
 
 MODELS = {
     "alexnet": of_images(small_classifier(vision.alexnet, 256 * 36), 64),
+    "BERT_pytorch": of_tokens(BertPytorch),
     "dcgan": noise(4),
     "densenet121": of_images(lambda: vision.DenseNet(8, (2, 2), 16, num_classes=CLASSES), 64, 8),
     "hf_Albert": of_tokens(lambda: hf.AlbertForMaskedLM(hf.AlbertConfig(**SMALL, **QUIET, embedding_size=16))),
