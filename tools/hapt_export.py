@@ -23,6 +23,7 @@ import torch
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from hapt_export_graph import Exporter, Lacking, NoGraph, Unsupported  # noqa: E402
+import hapt_export_images  # noqa: E402,F401: it adds operators
 from hapt_export_operators import HANDLERS  # noqa: E402
 
 

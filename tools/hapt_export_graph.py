@@ -1,5 +1,5 @@
 """For hapt_export.py: the nodes of torch.export's graph become operators of hapt. Those of single PyTorch operators are in
-hapt_export_operators.py."""
+hapt_export_operators.py and hapt_export_images.py."""
 import collections
 import math
 import os

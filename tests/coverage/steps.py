@@ -8,7 +8,7 @@ import numpy
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "system"))
 import checking  # noqa: E402
 
-STEPS, MICROBATCHES, CLASSES, VOCABULARY = 5, 2, 10, 64
+STEPS, MICROBATCHES, CLASSES, VOCABULARY, TOKENS = 5, 2, 10, 64, 16
 FIRST_TOKEN = 2  # those before it are padding in some models, whose embedding PyTorch does not train
 # Batch norms magnify differences of rounding from step to step, so networks of images learn slowly here.
 RATE = {True: 1e-5, False: 1e-4}
