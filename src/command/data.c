@@ -32,10 +32,9 @@ const char hapt_command_data_help[] =
     "order:\n"
     "/batches [step][row][T+1], or /batches [step][row][T] and /targets of the same shape (-100: no loss at this\n"
     "position). Models of images read /images [n][C][H][W] and /labels [n], sampled by seed, or exact batches\n"
-    "/images [step][row][C][H][W] and /labels [step][row]. A model that has a label for each pixel reads as many of "
-    "an\n"
-    "image, [n][H][W] (-100: none). Pixels are bytes or floats. With /mean [C] and /std [C] their value is (stored -\n"
-    "mean) / std; without them a byte is divided by 255.\n";
+    "/images [step][row][C][H][W] and /labels [step][row]. If the model has a label for each pixel, these have them\n"
+    "in further dimensions, [n][H][W] (-100: none). Pixels are bytes or floats. With /mean [C] and /std [C] their\n"
+    "value is (stored - mean) / std; without them a byte is divided by 255.\n";
 
 #define MOST_PAIRS ((int64_t)1 << 27) /* 512 MB */
 
