@@ -127,8 +127,7 @@ def upsample(e, node, x, size, *rest):
 
 def resample(e, x, matrix):
     """The last dimension times a matrix of constants."""
-    parameter = Value(matrix.shape, matrix.shape, parameter=e.constant_parameter(matrix))
-    return e.op("linear", [x, parameter.parameter, None], x.shape[:-1] + matrix.shape[1:], x.wide[:-1] + matrix.shape[1:])
+    return e.op("linear", [x, e.constant_parameter(matrix), None], x.shape[:-1] + matrix.shape[1:], x.wide[:-1] + matrix.shape[1:])
 
 
 @handles("upsample_bilinear2d")

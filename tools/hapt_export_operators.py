@@ -314,7 +314,7 @@ def roll(e, node, x, shifts, dims=()):
 
 
 def comparison(name):
-    """Of tokens with a number: a table of its results, 0 or 1, in which each token is looked up. Of such results with 0: which are false."""
+    """Compares tokens with a number: each token is looked up in a table of results, 0 or 1. Such a result equals 0 where it is false."""
     def handler(e, node, x, number):
         if isinstance(number, Value) or x.constant is not None:
             raise Unsupported("of two tensors")

@@ -19,7 +19,7 @@ struct data_store {
  */
 struct data_layout {
     bool exact, shifted, images;
-    bool pixels;            /* of images: a label for each of several places; -100: it does not count */
+    bool pixels;            /* images have a label for each of several places; -100: none */
     bool held_out;          /* any number of rows per batch; a batch may have no target */
     enum hapt_h5_type type; /* that holds the inputs: U8 or F32 (images), U16 or I32 (tokens) */
     int64_t units;

@@ -194,8 +194,8 @@ enum hapt_status data_layout_find(struct hapt_h5 *file, const struct hapt_model 
     HAPT_TRY(hapt_h5_check_written(file, data_inputs_name(layout)));
     if (layout->images || !layout->shifted) HAPT_TRY(hapt_h5_check_written(file, data_targets_name(layout)));
     layout->held_out = rows == 0;
-    if (layout->units > 0 && fmax(layout->unit_inputs, layout->unit_targets) > MAX_ELEMENTS / layout->units)
-        return too_large(hapt_h5_path(file));
+    const int64_t most = layout->unit_inputs > layout->unit_targets ? layout->unit_inputs : layout->unit_targets;
+    if (layout->units > 0 && most > MAX_ELEMENTS / layout->units) return too_large(hapt_h5_path(file));
     return HAPT_OK;
 }
 

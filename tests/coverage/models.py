@@ -1,5 +1,6 @@
 """The smallest forms of models that tests/coverage exports: NAME: a function that returns (model, inputs, targets). The names are those of
-Pfeife's table 3 (TorchBench). bilinear, gpt_neox, opt and unet_transposed stand there in addition. Residual networks have one block in each stage."""
+Pfeife's table 3 (TorchBench). bilinear, gpt_neox, opt and unet_transposed stand there in addition. Residual networks have one or two
+blocks in each stage. timm adds three models."""
 import torch
 import torchvision.models as vision
 import transformers as hf
