@@ -30,9 +30,12 @@ struct hapt_engine_links {
     /* For operators that communicate while they run, over mesh axis a: shard_reduce(shard_reduce_context[a], ...). */
     hapt_shard_reduce *shard_reduce;
     void *shard_reduce_context[HAPT_MESH_AXES];
-    /* Before and after a forward pass updates parameters (hapt_engine_defer_update): this time is not the pass's. */
-    void (*leave)(void *context);
+    /* Before and after a forward pass updates parameters (hapt_engine_defer_update): this time is not the pass's.
+     * `share`: of the FLOPs of the pass, those of its steps so far. */
+    void (*leave)(void *context, double share);
     void (*resume)(void *context);
+    /* After kernels of an update, `cpu_s` of this thread. A slowed device delays the copies that wait for them. */
+    void (*updated)(void *context, double cpu_s);
     /* All links except `shard_reduce` take device addresses, even if the host cannot read them. */
     bool on_device;
 };

@@ -35,9 +35,9 @@ struct hapt_team {
     const struct hapt_program *program;
     int rank, size; /* of the team */
     int mesh_coordinate[HAPT_MESH_AXES];
-    double slowdown;  /* of this rank's device; up to 1: none */
-    double planned_s; /* of the current computation on a steady device; 0: not known */
-    double rest_s;    /* of it, behind updates inside the pass */
+    double slowdown;     /* of this rank's device; up to 1: none */
+    double planned_s;    /* of the current computation on a steady device; 0: not known */
+    double planned_left; /* share of it behind the updates inside the pass so far */
     struct hapt_collective *all_ranks;
     struct hapt_collective *axis_comm[HAPT_MESH_AXES]; /* of the ranks of an axis; NULL: it has one rank */
     struct team_devices *devices;                      /* collectives between devices; NULL: through the host */
@@ -51,6 +51,7 @@ struct hapt_team {
     int64_t step;
     int microbatch;
     int passing;                      /* microbatch of the pass that updates interrupt */
+    double passing_s;                 /* and its planned_s */
     double busy_s, reduce_s;          /* computing; waiting for the team. Since the owner last reset them */
     struct hapt_team_times times;     /* likewise */
     const struct hapt_backend *clock; /* clock of computation; NULL: CPU time of its thread */

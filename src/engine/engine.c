@@ -271,7 +271,7 @@ static enum hapt_status run_section(struct hapt_engine *engine, enum hapt_sectio
     for (int s = 0, c = 0; s < binding->step_count;) {
         const bool is_range = c < binding->range_count && s == binding->range[c].first;
         if (section == HAPT_SECTION_FORWARD)
-            HAPT_TRY(hapt_engine_update_needed(engine, is_range ? binding->range[c].end - 1 : s));
+            HAPT_TRY(hapt_engine_update_needed(engine, s, is_range ? binding->range[c].end - 1 : s));
         HAPT_TRY(units_need(engine, section, s)); /* of the whole range: hapt_engine_begins_unit */
         if (is_range) {
             HAPT_TRY(hapt_engine_run_range(engine, &binding->range[c], step, variant));
@@ -288,7 +288,7 @@ enum hapt_status hapt_engine_forward(struct hapt_engine *engine, int slot, int s
     const struct hapt_program *program = engine->program;
     if (staged >= 0) HAPT_TRY(copy_boundary(engine, &program->forward_in, HAPT_STAGING_FORWARD_IN, slot, 0, staged));
     HAPT_TRY(run_section(engine, HAPT_SECTION_FORWARD, slot, 0));
-    HAPT_TRY(hapt_engine_update_needed(engine, INT_MAX));
+    HAPT_TRY(hapt_engine_update_needed(engine, program->step_count[HAPT_SECTION_FORWARD], INT_MAX));
     return hapt_engine_finish(engine);
 }
 

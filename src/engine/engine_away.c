@@ -151,11 +151,13 @@ static enum hapt_status advance_here(struct hapt_engine *engine)
     away->half = !half;
     HAPT_TRY(fetch(engine, away->next, !half));
     HAPT_TRY(wait_move(engine, half, STATE_IN));
-    const double start_s = hapt_time_s();
+    const struct hapt_engine_links *links = &engine->options.links;
+    const double start_s = hapt_time_s(), cpu_s = hapt_time_thread_cpu_s();
     HAPT_TRY(hapt_engine_update_run(engine, &away->update, piece->first, piece->end,
                                     hapt_engine_window_of(engine, piece, half), piece->kind));
     HAPT_TRY(hapt_engine_finish(engine));
     away->kernels_s += hapt_time_s() - start_s;
+    if (links->updated) links->updated(links->context, hapt_time_thread_cpu_s() - cpu_s);
     return start_move(engine, piece, half, STATE_OUT);
 }
 
@@ -231,13 +233,20 @@ enum hapt_status hapt_engine_settle(struct hapt_engine *engine)
     return HAPT_OK;
 }
 
-enum hapt_status hapt_engine_update_needed(struct hapt_engine *engine, int step)
+/* Share of a forward pass before step `next`, by FLOPs. */
+static double share_before(const struct hapt_engine *engine, int next)
+{
+    const double all = engine->away.flops[engine->program->step_count[HAPT_SECTION_FORWARD]];
+    return all > 0 ? engine->away.flops[next] / all : 0;
+}
+
+enum hapt_status hapt_engine_update_needed(struct hapt_engine *engine, int next, int last)
 {
     const struct hapt_engine_links *links = &engine->options.links;
-    if (!engine->away.pending || engine->away.piece[engine->away.next].needed > step) return HAPT_OK;
+    if (!engine->away.pending || engine->away.piece[engine->away.next].needed > last) return HAPT_OK;
     HAPT_TRY(hapt_engine_finish(engine)); /* what is queued belongs to the pass */
-    if (links->leave) links->leave(links->context);
-    while (engine->away.pending && engine->away.piece[engine->away.next].needed <= step)
+    if (links->leave) links->leave(links->context, share_before(engine, next));
+    while (engine->away.pending && engine->away.piece[engine->away.next].needed <= last)
         HAPT_TRY(hapt_engine_away_advance(engine));
     if (links->resume) links->resume(links->context);
     return HAPT_OK;
@@ -326,11 +335,24 @@ static int by_need(const void *first, const void *second)
     return a->first < b->first ? -1 : a->first > b->first;
 }
 
+static enum hapt_status sum_flops(struct hapt_engine *engine)
+{
+    const struct hapt_program *program = engine->program;
+    const int count = program->step_count[HAPT_SECTION_FORWARD];
+    HAPT_NEW(engine->away.flops, &engine->arena, count + 1);
+    for (int s = 0; s < count; s++)
+        engine->away.flops[s + 1] =
+            engine->away.flops[s] +
+            hapt_op_flops(program->graph, &program->graph->op[program->step[HAPT_SECTION_FORWARD][s].op], 1);
+    return HAPT_OK;
+}
+
 enum hapt_status hapt_engine_bind_away(struct hapt_engine *engine)
 {
     struct hapt_arena scratch;
     int *needs;
     if (engine->plan->state_space != HAPT_SPACE_HOST) return HAPT_OK;
+    HAPT_TRY(sum_flops(engine));
     hapt_arena_init(&scratch);
     enum hapt_status status = find_needs(engine, &scratch, &needs);
     if (status == HAPT_OK) {

@@ -121,6 +121,7 @@ struct gradient_places {
 struct away_update {
     int piece_count;
     struct update_piece *piece;   /* [piece_count] in the order of need */
+    double *flops;                /* [FORWARD steps + 1] of the steps before it */
     struct state_move move[2][2]; /* [half of the window][enum state_direction] */
     /* The update that is going on: */
     bool pending;
@@ -230,8 +231,8 @@ enum hapt_status hapt_engine_away_advance(struct hapt_engine *engine);
 int hapt_engine_next_piece(const struct hapt_engine *engine, int at);
 /* Element of the window of a piece. */
 size_t hapt_engine_window_of(const struct hapt_engine *engine, const struct update_piece *piece, int half);
-/* Updates what FORWARD step `step` and those before it read. */
-enum hapt_status hapt_engine_update_needed(struct hapt_engine *engine, int step);
+/* Updates what FORWARD steps up to `last` read. The next step to run is `next`. */
+enum hapt_status hapt_engine_update_needed(struct hapt_engine *engine, int next, int last);
 
 /* engine_host_update.c: updates on the host. They need the pieces of engine_away.c. */
 enum hapt_status hapt_engine_bind_host_updates(struct hapt_engine *engine);

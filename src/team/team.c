@@ -174,6 +174,7 @@ void hapt_team_set_length(struct hapt_team *team, double length_s)
 void hapt_team_set_steady(struct hapt_team *team, double planned_s)
 {
     team->planned_s = planned_s;
+    team->planned_left = 1;
 }
 
 void hapt_team_inputs_ready(struct hapt_team *team, double time_s)
@@ -213,7 +214,7 @@ void hapt_team_stretch_end(struct hapt_team *team)
     const double wall_s = hapt_time_s() - computation.start_s;
     double device_s = slowdown * device_time_s(team, &computation, wall_s);
     const bool steady = team->planned_s > 0;
-    if (steady) device_s = fmax(team->planned_s, wall_s);
+    if (steady) device_s = fmax(team->planned_left * team->planned_s, wall_s);
     team->planned_s = 0;
     if (slowdown > 1) hapt_time_sleep_until(computation.start_s + device_s);
     const double busy_s = slowdown > 1 ? hapt_time_s() - computation.start_s : wall_s;
@@ -354,16 +355,15 @@ static enum hapt_status shard_reduce(void *context, float *data, size_t elements
                                                       elements));
 }
 
-#define LEAST_REST_S 1e-9 /* above 0: the pass is still steady */
-
 /* Before and after updates inside a pass: they count as the end of the step before. */
-static void leave_pass(void *context)
+static void leave_pass(void *context, double share)
 {
     struct hapt_team *team = context;
-    const double planned_s = team->planned_s, start_s = team->computation.start_s;
-    team->planned_s = 0;
+    const double left = 1 - share;
+    team->passing_s = team->planned_s;
+    team->planned_left -= left; /* of the part that ends here */
     hapt_team_stretch_end(team);
-    if (planned_s > 0) team->rest_s = fmax(planned_s - (hapt_time_s() - start_s), LEAST_REST_S);
+    team->planned_left = left;
     team->passing = team->microbatch;
     team->microbatch = -1;
     hapt_team_stretch_begin(team);
@@ -373,10 +373,16 @@ static void resume_pass(void *context)
 {
     struct hapt_team *team = context;
     hapt_team_stretch_end(team);
-    team->planned_s = team->rest_s;
-    team->rest_s = 0;
+    team->planned_s = team->passing_s;
     team->microbatch = team->passing;
     hapt_team_stretch_begin(team);
+}
+
+/* The computation around it ends no later for this: its own delay covers all CPU time since its start. */
+static void updated(void *context, double cpu_s)
+{
+    const struct hapt_team *team = context;
+    if (team->slowdown > 1) hapt_time_sleep_until(hapt_time_s() + (team->slowdown - 1) * cpu_s);
 }
 
 void hapt_team_links(struct hapt_team *team, struct hapt_engine_links *links)
@@ -389,6 +395,7 @@ void hapt_team_links(struct hapt_team *team, struct hapt_engine_links *links)
                                         .shard_reduce = shard_reduce,
                                         .leave = leave_pass,
                                         .resume = resume_pass,
+                                        .updated = updated,
                                         .on_device = team->devices != NULL};
     for (int axis = 0; axis < HAPT_MESH_AXES; axis++) {
         team->shard_reduce_context[axis] = (struct hapt_team_axis){team, axis};

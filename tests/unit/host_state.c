@@ -394,13 +394,16 @@ static void weights_on_the_host_change_no_bit(void)
 /* The places of a forward pass where it updates. */
 struct pauses {
     int count, copies[100]; /* copies to the device that were begun before */
+    double share[100];
+    int updates; /* on the device */
 };
 
-static void pause(void *context)
+static void pause(void *context, double share)
 {
     struct pauses *pauses = context;
     pthread_mutex_lock(&late_lock);
     if (pauses->count < 100) pauses->copies[pauses->count] = late.queue[1].asked;
+    if (pauses->count < 100) pauses->share[pauses->count] = share;
     pthread_mutex_unlock(&late_lock);
     pauses->count++;
 }
@@ -408,6 +411,13 @@ static void pause(void *context)
 static void go_on(void *context)
 {
     (void)context;
+}
+
+static void count_update(void *context, double cpu_s)
+{
+    struct pauses *pauses = context;
+    CHECK(cpu_s >= 0);
+    pauses->updates++;
 }
 
 /* A forward pass updates a part of the weights right before the first operator that reads one of them, so it does so at
@@ -420,19 +430,24 @@ static void passes_update_what_they_need(void)
     const struct hapt_backend backend = late_backend();
     hapt_arena_init(&arena);
     const struct hapt_graph *graph = fixture_gpt(&arena, (struct fixture_gpt){6, 32, 2, 8, 64, 2, false, false})->graph;
-    const struct hapt_engine_links links = {.context = &pauses, .leave = pause, .resume = go_on};
+    const struct hapt_engine_links links = {
+        .context = &pauses, .leave = pause, .resume = go_on, .updated = count_update};
     open_linked_rig(graph, &backend, true, 0, &links, &arena, &away);
     train(graph, &away);
     const struct hapt_update update = {.optimizer = HAPT_OPTIMIZER_ADAMW, .epsilon = 1, .gradient_scale = 1, .step = 9};
     feed(graph, &away, 1);
     CHECK_OK(hapt_engine_defer_update(away.engine, &update));
     pthread_mutex_lock(&late_lock);
-    const int begun = late.queue[1].asked;
+    const int begun = late.queue[1].asked, before = pauses.updates;
     pthread_mutex_unlock(&late_lock);
     CHECK_OK(hapt_engine_forward(away.engine, 0, -1));
     CHECK(!hapt_engine_is_updating(away.engine));
     const int copies = late.queue[1].asked - begun;
     CHECK_MESSAGE(pauses.count >= 6 && pauses.count <= 100, "%d places", pauses.count);
+    CHECK((pauses.updates > before) == !host_updates);
+    /* The first weights are those of the embedding. The head is a small part of six blocks. */
+    CHECK(pauses.share[0] == 0 && pauses.share[pauses.count - 1] > 0.75 && pauses.share[pauses.count - 1] <= 1);
+    for (int k = 1; k < pauses.count; k++) CHECK(pauses.share[k] >= pauses.share[k - 1]);
     for (int k = 1; k < pauses.count && !host_updates; k++) /* the host's thread goes on by itself */
         CHECK_MESSAGE(pauses.copies[k] - pauses.copies[k - 1] <= copies / 2, "place %d: %d of %d copies at once", k,
                       pauses.copies[k] - pauses.copies[k - 1], copies);
