@@ -34,19 +34,32 @@ class Graph:
     rows: of a microbatch; hapt may plan with others (--global-batch). Models of tokens have a sequence and a vocab, models of images
     have channels, an image (height and width, pixels) and classes; labels: the number of labels of an image, if it is not one for the
     whole (the label of each pixel, or -100). dtype: type of the computation, fp32, bf16 or fp16. seed: of the
-    initial weights. training: defaults of training options, {"learning-rate": 1e-3}."""
+    initial weights. training: defaults of training options, {"learning-rate": 1e-3}.
+
+    fields: named inputs instead of tokens or images, {"ids": ([16], "int32"), "price": ([1], "fp32")}: the shape of a row and the type.
+    The data file holds them as /batches/NAME. self.fields has their tensors. target: the name of the one that the loss compares with.
+    Integers are below vocab, and below the sizes of the tables that they index; sequence: the number by which a row counts for tokens/s."""
 
     def __init__(self, name, rows, sequence=None, vocab=None, channels=None, image=None, classes=None, dtype="fp32", seed=1, training=None,
-                 labels=None):
+                 labels=None, fields=None, target=None):
+        if fields:
+            if target not in fields or not channels is image is classes is labels is None:
+                raise ValueError("fields need a target, the name of one of them, and have no channels, image, classes or labels")
+            if vocab is None and any(dtype == "int32" for _, dtype in fields.values()):
+                raise ValueError("give vocab: the integers of fields are below it")
+            sequence, vocab = sequence or 1, vocab or 1
         of_tokens = sequence is not None and vocab is not None and channels is image is classes is None
         of_images = None not in (channels, image, classes) and sequence is vocab is None
         if not of_tokens and not of_images:
-            raise ValueError("give sequence and vocab (tokens), or channels, image and classes (images)")
+            raise ValueError("give sequence and vocab (tokens), or channels, image and classes (images), or fields")
         self.name, self.rows, self.dtype, self.seed = name, rows, dtype, seed
         self.sizes = {"sequence": sequence, "vocab": vocab} if of_tokens else {"classes": classes}
         self.training = {option: str(value) for option, value in (training or {}).items()}
         self.tensors, self.operators, self.values, self.names, self.inputs, self.dropouts = [], [], {}, set(), {}, 0
-        if of_tokens:
+        if fields:
+            self.fields = {name: self._tensor(name, "input", [rows] + list(shape), kind, role="field") for name, (shape, kind) in fields.items()}
+            self.targets = self.fields[target]
+        elif of_tokens:
             self.tokens = self._tensor("tokens", "input", [rows, sequence], "int32", role="tokens")
             self.targets = self._tensor("targets", "input", [rows, sequence], "int32", role="targets")
         else:
@@ -121,6 +134,10 @@ class Graph:
     def cross_entropy(self, logits, name="loss"):
         """The loss of these logits: the sum over targets or labels."""
         return self.op("cross_entropy", logits, self.targets, name=name)
+
+    def mse(self, x, name="loss"):
+        """The squared error of x: the sum over the targets, which are a field of fp32. Training divides it by their number."""
+        return self.op("mse", x, self.targets, name=name)
 
     def save(self, path, loss):
         """Writes the model file. loss: the tensor that training reduces."""

@@ -37,8 +37,11 @@ enum hapt_tensor_role { /* meaning of an INPUT */
                         HAPT_ROLE_LABELS,   /* [rows] int32, class of each image; [rows][n] of its pixels, -100: none */
                         HAPT_ROLE_ROW_KEYS, /* [rows][2] int32: a random key per row and step; 0 0: no dropout */
                         HAPT_ROLE_TRAINING, /* [1] fp32: 1 in steps of training, 0 in passes over held-out rows */
-                        HAPT_ROLE_POSITIONS /* [rows][T] int32: position of each token in its document */
+                        HAPT_ROLE_POSITIONS, /* [rows][T] int32: position of each token in its document */
+                        HAPT_ROLE_FIELD /* [rows][...] int32 or fp32: /batches/NAME of the data, NAME: the tensor's */
 };
+
+enum { HAPT_FIELD_CHARS = 64, HAPT_MOST_FIELDS = 16 }; /* a field's name with its final zero; fields of a model */
 
 enum hapt_init { HAPT_INIT_ZERO, HAPT_INIT_ONE, HAPT_INIT_NORMAL };
 

@@ -81,6 +81,8 @@ enum hapt_status hapt_h5_write_strings(struct hapt_h5 *file, const char *name, i
 enum hapt_status hapt_h5_link(struct hapt_h5 *file, const char *object, const char *name);
 
 bool hapt_h5_exists(struct hapt_h5 *file, const char *name);
+/* True if it exists inside the file and is a group. */
+bool hapt_h5_is_group(struct hapt_h5 *file, const char *name);
 /* The shape of a dataset, at most HAPT_H5_MAX_DIMS dimensions. */
 enum hapt_status hapt_h5_shape(struct hapt_h5 *file, const char *name, int *dims, int64_t *shape);
 /* Fails unless the dataset was written completely, in chunks of a reasonable size. Call it before reserving memory for

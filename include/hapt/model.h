@@ -103,6 +103,18 @@ bool hapt_patterns_match(const char *patterns, const char *name);
 enum hapt_status hapt_patterns_check(const char *option, const char *patterns, const struct hapt_graph *graph);
 /* The input tensor with that role, or -1. */
 int hapt_model_input(const struct hapt_model *model, enum hapt_tensor_role role);
+/* The tensor of field `number`: the fields of a model are numbered in the order of their tensors. -1: it has no more.
+ */
+int hapt_model_field(const struct hapt_model *model, int number);
+/* The number of the field with that name, or -1. */
+int hapt_model_find_field(const struct hapt_model *model, const char *name);
+/* Units of the loss per target: "nat" (cross-entropy), or "" (a squared error). */
+const char *hapt_model_loss_units(const struct hapt_model *model);
+/* The field with the targets of the loss, or -1: the model has no fields. */
+int hapt_model_target_field(const struct hapt_model *model);
+/* Elements of an int32 field are in [0, this): the least size of a table or of logits that it indexes, at most the
+ * vocabulary. */
+int64_t hapt_model_field_limit(const struct hapt_model *model, int number);
 const char *hapt_model_setting(const struct hapt_model *model, const char *name); /* NULL: absent */
 
 /* Initial value of a parameter, rows [first, first + count) of its leading dimension, or all, as fp32: from the model

@@ -35,10 +35,10 @@ struct hapt_data_order {
 /* Opens `path` (a data file, or a model file that contains data). Token models: /batches [step][row][T + 1], or
  * [step][row][T] with /targets of the same shape (-100: excluded from the loss), or /tokens [n], alone or with /targets
  * [n]. Image models: /images [step][row][C][H][W] and /labels [step][row], or a stream /images [n][C][H][W] and /labels
- * [n]; bytes or floats. With /mean [C] and /std [C] a pixel is (stored - mean) / std; without them a byte is divided by
- * 255. HAPT_ERR_INPUT: wrong number or size of rows, too few steps, tokens outside the vocabulary, labels outside the
- * classes, epochs of exact batches. `order` NULL: all rows of the file, in any number per batch. Collective over
- * env->world; ends in agreement. */
+ * [n]; bytes or floats. Models with fields: /batches/NAME [step][row]... or [n]... of each. With /mean [C] and /std [C]
+ * a pixel is (stored - mean) / std; without them a byte is divided by 255. HAPT_ERR_INPUT: wrong number or size of
+ * rows, too few steps, tokens outside the vocabulary, labels outside the classes, epochs of exact batches. `order`
+ * NULL: all rows of the file, in any number per batch. Collective over env->world; ends in agreement. */
 enum hapt_status hapt_data_open(const struct hapt_env *env, const char *path, const struct hapt_model *model,
                                 const struct hapt_data_order *order, struct hapt_data **data);
 /* Checks form, rows, steps and the range of tokens and labels as hapt_data_open does; `order` NULL: as
@@ -58,17 +58,18 @@ enum hapt_status hapt_data_open_held_out(const struct hapt_env *env, const char 
 int64_t hapt_data_held_out_rows(const struct hapt_data *data);
 void hapt_data_close(struct hapt_data *data);
 /* Reads rows [first, first + count) of a step, from the input with that role: tokens and targets [count][T] int32,
- * images [count][C][H][W] fp32, labels [count] int32, row keys [count][2] int32 (of held-out rows: 0). */
-void hapt_data_read(const struct hapt_data *data, enum hapt_tensor_role role, int64_t step, int first, int count,
-                    void *values);
+ * images [count][C][H][W] fp32, labels [count] int32, row keys [count][2] int32 (of held-out rows: 0), the field of
+ * this number (hapt_model_field; else -1) [count][...] int32 or fp32. */
+void hapt_data_read(const struct hapt_data *data, enum hapt_tensor_role role, int field, int64_t step, int first,
+                    int count, void *values);
 /* Number of targets in a step that count for the loss: the divisor of the loss sum. 1 if a step of a stream has none:
  * its loss is then 0. */
 int64_t hapt_data_targets(const struct hapt_data *data, int64_t step);
 
 /* Identity of the data, independent of the file name: equal identities mean the same rows at the same steps. */
 struct hapt_data_identity {
-    char kind[16];    /* "tokens", "images": streams sampled by seed; "batches", "image batches": exact ones */
-    int64_t count;    /* tokens or images of a stream; exact batches: those of the steps done */
+    char kind[16]; /* "tokens", "images", "rows": streams sampled by seed; "batches", "image batches", "row batches" */
+    int64_t count; /* tokens, images or rows of a stream; exact batches: those of the steps done */
     int64_t checksum; /* of inputs and targets; of a stream above 64 MiB: of 64 KiB at regular intervals */
     int64_t seed;     /* --data-seed; 0 if it has no effect */
     bool epochs;      /* each row once per epoch */
@@ -158,6 +159,7 @@ struct hapt_validation {
 struct hapt_history {
     int64_t count, capacity;
     double *loss, *gradient_norm, *learning_rate, *time_s;
+    const char *loss_units; /* hapt_model_loss_units; NULL: "nat" */
     int64_t validation_count, validation_capacity;
     struct hapt_validation *validation; /* by step */
 };

@@ -56,6 +56,14 @@ bool hapt_h5_exists(struct hapt_h5 *file, const char *name)
     return follow(file, name) != NOWHERE;
 }
 
+bool hapt_h5_is_group(struct hapt_h5 *file, const char *name)
+{
+    H5_HOLD_LOCK;
+    const hid_t id = follow(file, name) == INSIDE ? H5Gopen2(file->id, name, H5P_DEFAULT) : -1;
+    if (id >= 0) H5Gclose(id);
+    return id >= 0;
+}
+
 enum hapt_status hapt_h5_link(struct hapt_h5 *file, const char *object, const char *name)
 {
     H5_HOLD_LOCK;

@@ -151,6 +151,13 @@ static enum hapt_status check_open_data(struct hapt_h5 *file, struct hapt_arena 
     int dims = 0;
     int64_t shape[HAPT_H5_MAX_DIMS];
     if (hapt_h5_exists(file, "/tokens")) return check_tokens(file, arena, finding);
+    const char **field;
+    int64_t fields = 0;
+    if (hapt_h5_is_group(file, "/batches")) {
+        HAPT_TRY(hapt_h5_list(file, "/batches", HAPT_MOST_FIELDS, arena, &fields, &field));
+        describe(finding, "%" PRId64 " named inputs in /batches", fields);
+        return HAPT_OK;
+    }
     const char *name = hapt_h5_exists(file, "/images") ? "/images" : "/batches";
     HAPT_TRY(hapt_h5_shape(file, name, &dims, shape));
     describe(finding, "%s of %" PRId64 " %s", name, dims > 0 ? shape[0] : 1,

@@ -34,7 +34,11 @@ const char hapt_command_data_help[] =
     "position). Models of images read /images [n][C][H][W] and /labels [n], sampled by seed, or exact batches\n"
     "/images [step][row][C][H][W] and /labels [step][row]. If the model has a label for each pixel, these have them\n"
     "in further dimensions, [n][H][W] (-100: none). Pixels are bytes or floats. With /mean [C] and /std [C] their\n"
-    "value is (stored - mean) / std; without them a byte is divided by 255.\n";
+    "value is (stored - mean) / std; without them a byte is divided by 255.\n"
+    "\n"
+    "A graph of your own may name its inputs. It then reads /batches/NAME [n][...] for the input NAME, sampled by\n"
+    "seed, or exact batches /batches/NAME [step][row][...]: integers or floats, the same rows in all of them. Targets\n"
+    "of the loss may be -100 (integers) or NaN (floats): no loss there.\n";
 
 #define MOST_PAIRS ((int64_t)1 << 27) /* 512 MB */
 

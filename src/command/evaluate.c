@@ -17,8 +17,9 @@ const char hapt_command_evaluate_help[] =
     "Models without them (hapt model --running-statistics no) are an exception: they use those of each microbatch,\n"
     "as in training, and copies of the first row fill the last one.\n"
     "\n"
-    "Prints the loss in nats per target; for tokens the perplexity, exp(loss); and top-1, the share of targets that\n"
-    "are the largest logit (not if the plan splits the vocabulary over devices). --json prints one object: format\n"
+    "Prints the loss per target, in nats unless it is a squared error; for tokens the perplexity, exp(loss); and\n"
+    "top-1, the share of targets that are the largest logit (not if the plan splits the vocabulary over devices, or\n"
+    "if the loss is a squared error). --json prints one object: format\n"
     "\"hapt-evaluation\", version, loss, perplexity, top1, rows, targets, step (of the checkpoint).\n";
 
 static enum hapt_status check_options(const struct hapt_config *config)
@@ -31,14 +32,15 @@ static enum hapt_status check_options(const struct hapt_config *config)
 static enum hapt_status print(struct hapt_env *env, const struct hapt_model *model,
                               const struct hapt_checkpoint *checkpoint, const struct hapt_evaluation *result)
 {
-    const bool tokens = hapt_model_input(model, HAPT_ROLE_IMAGES) < 0;
+    const bool squares = *hapt_model_loss_units(model) == '\0',
+               tokens = hapt_model_input(model, HAPT_ROLE_IMAGES) < 0 && !squares;
     if (env->world_rank != 0) return HAPT_OK;
     if (!isfinite(result->loss))
         return hapt_fail(HAPT_ERR_INPUT, "look for weights or data that are too large; --precision fp32 has more range",
                          "the loss is %g", result->loss);
     hapt_print(env, "rows         %lld, %lld targets\n", (long long)result->rows, (long long)result->targets);
     if (checkpoint) hapt_print(env, "checkpoint   %s\n", checkpoint->path);
-    hapt_print(env, "loss         %.6f nat per target\n", result->loss);
+    hapt_print(env, "loss         %.6f%s per target\n", result->loss, squares ? "" : " nat");
     if (tokens) hapt_print(env, "perplexity   %.4f\n", exp(result->loss));
     if (isfinite(result->top1)) hapt_print(env, "top-1        %.4f %%\n", 100 * result->top1);
     if (!env->quiet) return HAPT_OK;

@@ -41,7 +41,10 @@ static enum hapt_status fill_input(const struct hapt_model *model, const struct 
         float pixel;
     } *value = malloc(bytes); /* tokens, targets, labels and row keys; images */
     if (!value) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for %zu bytes of samples", bytes);
-    const uint64_t values = (uint64_t)(model->classes > 0 ? model->classes : model->vocab);
+    const int field = input->role == HAPT_ROLE_FIELD ? hapt_model_find_field(model, input->name) : -1;
+    const uint64_t values = (uint64_t)(field >= 0           ? hapt_model_field_limit(model, field)
+                                       : model->classes > 0 ? model->classes
+                                                            : model->vocab);
     uint64_t random = 1;
     for (size_t i = 0; i < bytes / sizeof *value; i++) {
         if (input->role == HAPT_ROLE_POSITIONS)

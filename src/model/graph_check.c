@@ -7,11 +7,22 @@
 #include "hapt/graph.h"
 #include "hapt/ops.h"
 
+/* True for the name of a field, which is also that of its dataset. */
+static bool is_plain_name(const char *name)
+{
+    size_t length = 0;
+    while ((name[length] >= 'a' && name[length] <= 'z') || (name[length] >= 'A' && name[length] <= 'Z') ||
+           (name[length] >= '0' && name[length] <= '9') || name[length] == '_')
+        length++;
+    return name[length] == '\0' && length > 0 && length < HAPT_FIELD_CHARS;
+}
+
 static enum hapt_status check_role(const struct hapt_tensor *tensor)
 {
     const char *hint =
         "inputs are tokens, targets and positions ([rows][T] int32), images ([rows][C][H][W] fp32), "
-        "labels ([rows] or [rows][n] int32), loss_scale and training ([1] fp32) and row_keys ([rows][2] int32)";
+        "labels ([rows] or [rows][n] int32), fields ([rows][...] int32 or fp32, with a name of letters, digits and _), "
+        "loss_scale and training ([1] fp32) and row_keys ([rows][2] int32)";
     bool fits = false;
     switch (tensor->role) {
     case HAPT_ROLE_NONE: fits = tensor->kind != HAPT_TENSOR_INPUT; break;
@@ -30,6 +41,10 @@ static enum hapt_status check_role(const struct hapt_tensor *tensor)
     case HAPT_ROLE_ROW_KEYS:
         fits = tensor->kind == HAPT_TENSOR_INPUT && tensor->dtype == HAPT_I32 && tensor->dims == 2 &&
                tensor->shape[1] == 2;
+        break;
+    case HAPT_ROLE_FIELD:
+        fits = tensor->kind == HAPT_TENSOR_INPUT && (tensor->dtype == HAPT_I32 || tensor->dtype == HAPT_F32) &&
+               is_plain_name(tensor->name);
         break;
     case HAPT_ROLE_TRAINING:
     case HAPT_ROLE_LOSS_SCALE:

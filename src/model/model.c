@@ -166,7 +166,7 @@ static enum hapt_status check_vocabulary(const struct hapt_model *model)
                              model->sequence);
         }
         if (op->type == loss) size = graph->tensor[op->input[0]].shape[graph->tensor[op->input[0]].dims - 1];
-        if (size >= known) continue;
+        if (size >= known || hapt_model_field(model, 0) >= 0) continue; /* fields have limits of their own */
         return hapt_fail(HAPT_ERR_INPUT, "set the model's vocabulary or classes to at most the size of its tables",
                          "operator %s takes only %lld values, the model has %d", op->name, (long long)size, known);
     }
@@ -204,11 +204,12 @@ static enum hapt_status check_inputs(const struct hapt_model *model)
         const bool of_images = tensor->role == HAPT_ROLE_IMAGES || tensor->role == HAPT_ROLE_LABELS;
         const bool first = hapt_model_input(model, tensor->role) == t;
         const bool keys = tensor->role == HAPT_ROLE_ROW_KEYS;
+        if (tensor->role == HAPT_ROLE_FIELD && !images && tensor->shape[0] == model->microbatch) continue;
         const bool long_enough = images || keys || tensor->shape[1] == model->sequence;
         if ((of_images == images || keys) && first && tensor->shape[0] == model->microbatch && long_enough) continue;
         return hapt_fail(HAPT_ERR_INPUT,
-                         "one input per role: tokens, targets and positions are [microbatch][sequence], images, labels "
-                         "and row keys have microbatch rows, training is a scalar",
+                         "one input per role but field: tokens, targets and positions are [microbatch][sequence], "
+                         "images, labels, fields and row keys have microbatch rows, training is a scalar",
                          "input %s does not fit the model", tensor->name);
     }
     if (images && hapt_model_input(model, HAPT_ROLE_IMAGES) < 0)
@@ -262,6 +263,48 @@ static enum hapt_status check_readers(const struct hapt_model *model)
     return HAPT_OK;
 }
 
+static bool is_loss(const struct hapt_op *op)
+{
+    const char *type = hapt_op_type_at(op->type)->name;
+    return strcmp(type, "cross_entropy") == 0 || strcmp(type, "mse") == 0;
+}
+
+/* Fields exclude other data, and one of them has the targets. The loss ignores some of its targets, which no other
+ * operator may read. */
+static enum hapt_status check_fields(const struct hapt_model *model)
+{
+    static const enum hapt_tensor_role others[] = {HAPT_ROLE_TOKENS, HAPT_ROLE_TARGETS, HAPT_ROLE_POSITIONS};
+    const struct hapt_graph *graph = model->graph;
+    const int target = hapt_model_target_field(model), tensor = hapt_model_field(model, target);
+    for (int index = 0; index < graph->forward_count; index++) {
+        const struct hapt_op *op = &graph->op[index];
+        if (strcmp(hapt_op_type_at(op->type)->name, "mse") == 0 && graph->tensor[op->input[1]].role != HAPT_ROLE_FIELD)
+            return hapt_fail(HAPT_ERR_INPUT, "give the values that it compares with an input with the role field",
+                             "operator %s (mse) reads %s, which is no field", op->name,
+                             graph->tensor[op->input[1]].name);
+    }
+    if (hapt_model_field(model, 0) < 0) return HAPT_OK;
+    if (hapt_model_field(model, HAPT_MOST_FIELDS) >= 0)
+        return hapt_fail(HAPT_ERR_INPUT, "join some of them", "a model has at most %d fields", HAPT_MOST_FIELDS);
+    for (size_t k = 0; k < sizeof others / sizeof *others; k++)
+        if (hapt_model_input(model, others[k]) >= 0)
+            return hapt_fail(HAPT_ERR_INPUT, "give all of its data the role field",
+                             "the model has fields, and the input %s with another role",
+                             graph->tensor[hapt_model_input(model, others[k])].name);
+    if (target < 0)
+        return hapt_fail(HAPT_ERR_INPUT, "let the loss compare with an input with the role field",
+                         "no field has the targets of the loss");
+    for (int index = 0; index < graph->forward_count; index++) {
+        const struct hapt_op *op = &graph->op[index];
+        for (int i = 0; i < op->input_count; i++)
+            if (op->input[i] == tensor && !(is_loss(op) && i == 1))
+                return hapt_fail(HAPT_ERR_INPUT, "give those elements as another field",
+                                 "operator %s reads the targets %s, which the loss alone may read", op->name,
+                                 graph->tensor[tensor].name);
+    }
+    return HAPT_OK;
+}
+
 static bool has_statistics(const struct hapt_model *model)
 {
     for (int t = 0; t < model->graph->tensor_count; t++)
@@ -286,6 +329,7 @@ enum hapt_status hapt_model_check(const struct hapt_model *model)
     if (graph->op_count == graph->forward_count)
         return hapt_fail(HAPT_ERR_INPUT, NULL, "the model's graph has no backward part");
     HAPT_TRY(hapt_graph_check(graph));
+    HAPT_TRY(check_fields(model));
     return check_vocabulary(model);
 }
 
@@ -294,6 +338,54 @@ int hapt_model_input(const struct hapt_model *model, enum hapt_tensor_role role)
     for (int t = 0; t < model->graph->tensor_count; t++)
         if (model->graph->tensor[t].kind == HAPT_TENSOR_INPUT && model->graph->tensor[t].role == role) return t;
     return -1;
+}
+
+int hapt_model_field(const struct hapt_model *model, int number)
+{
+    for (int t = 0; t < model->graph->tensor_count; t++)
+        if (model->graph->tensor[t].role == HAPT_ROLE_FIELD && number-- == 0) return t;
+    return -1;
+}
+
+int hapt_model_find_field(const struct hapt_model *model, const char *name)
+{
+    for (int number = 0, t; (t = hapt_model_field(model, number)) >= 0; number++)
+        if (strcmp(model->graph->tensor[t].name, name) == 0) return number;
+    return -1;
+}
+
+const char *hapt_model_loss_units(const struct hapt_model *model)
+{
+    const int squares = hapt_op_type_find("mse");
+    for (int op = 0; op < model->graph->forward_count; op++)
+        if (model->graph->op[op].type == squares) return "";
+    return "nat";
+}
+
+int hapt_model_target_field(const struct hapt_model *model)
+{
+    const struct hapt_graph *graph = model->graph;
+    for (int number = 0, t; (t = hapt_model_field(model, number)) >= 0; number++)
+        for (int op = 0; op < graph->forward_count; op++)
+            if (is_loss(&graph->op[op]) && graph->op[op].input[1] == t) return number;
+    return -1;
+}
+
+int64_t hapt_model_field_limit(const struct hapt_model *model, int number)
+{
+    const struct hapt_graph *graph = model->graph;
+    const int tensor = hapt_model_field(model, number), table = hapt_op_type_find("embedding");
+    int64_t limit = model->vocab;
+    for (int index = 0; index < graph->forward_count; index++) {
+        const struct hapt_op *op = &graph->op[index];
+        const bool indexes = op->type == table && op->input[0] == tensor,
+                   compares = is_loss(op) && op->input[1] == tensor;
+        if (!indexes && !compares) continue;
+        const struct hapt_tensor *of = &graph->tensor[op->input[indexes ? 1 : 0]];
+        const int64_t size = indexes ? of->shape[0] : of->shape[of->dims - 1];
+        if (size < limit) limit = size;
+    }
+    return limit;
 }
 
 const char *hapt_model_setting(const struct hapt_model *model, const char *name)

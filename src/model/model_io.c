@@ -19,7 +19,8 @@
  *   /parameters/NAME           initial values, fp32 (optional; computed from seed and name if absent);
  *                              stacks (graph.h) element by element
  *   /files/NAME                bytes of files that `hapt export` copies (optional): config, tokenizer
- *   /tokens, /batches, /targets, /images, /labels, /mean, /std  data (optional), see `hapt help data`
+ *   /tokens, /batches, /targets, /images, /labels, /mean, /std  data (optional), see `hapt help data`; /batches/NAME
+ *                              for the input NAME with the role field
  */
 #include <stdio.h>
 #include <string.h>
@@ -36,7 +37,7 @@ enum { VERSION = HAPT_MODEL_VERSION, WRITTEN_VERSION = 1, MAX_OPTIONS = 64, MAX_
 
 static const char *const kind_names[] = {"input", "parameter", "activation"};
 static const char *const role_names[] = {"",       "tokens",   "targets",  "loss_scale", "images",
-                                         "labels", "row_keys", "training", "positions"};
+                                         "labels", "row_keys", "training", "positions",  "field"};
 static const char *const init_names[] = {"zero", "one", "normal"};
 #define COUNT(array) ((int)(sizeof(array) / sizeof(array)[0]))
 

@@ -347,7 +347,8 @@ static enum hapt_status write_history(struct hapt_h5 *file, const struct hapt_hi
     const int64_t shape[1] = {history->count};
     HAPT_TRY(hapt_validation_write(file, "/history", history));
     if (history->count == 0) return HAPT_OK;
-    HAPT_TRY(hapt_h5_write(file, "/history/loss", HAPT_H5_F64, 1, shape, history->loss, "nat"));
+    HAPT_TRY(hapt_h5_write(file, "/history/loss", HAPT_H5_F64, 1, shape, history->loss,
+                           history->loss_units ? history->loss_units : "nat"));
     HAPT_TRY(hapt_h5_write(file, "/history/gradient_norm", HAPT_H5_F64, 1, shape, history->gradient_norm, ""));
     HAPT_TRY(hapt_h5_write(file, "/history/learning_rate", HAPT_H5_F64, 1, shape, history->learning_rate, ""));
     return hapt_h5_write(file, "/history/step_time", HAPT_H5_F64, 1, shape, history->time_s, "s");

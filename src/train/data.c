@@ -4,6 +4,7 @@
  */
 #include "data.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +18,7 @@ enum { MOST_SEARCHED = 1 << 24 /* tokens that are searched for the one that ends
 struct hapt_data {
     struct data_layout layout;
     struct data_memory memory;
-    struct data_column inputs, targets;
+    struct data_column inputs, targets, field[HAPT_MOST_FIELDS];
     struct hapt_data_order order;
     bool drops;           /* the model has dropout, and the rows are not held out */
     int64_t document_end; /* token; -1: none */
@@ -44,8 +45,9 @@ static void *take(char *block, size_t *used, int64_t elements, size_t size)
 /* Divides a block of memory into the parts of `memory`. Returns the size of the block, which may be NULL. */
 static size_t divide(const struct data_layout *layout, char *block, struct data_memory *memory)
 {
-    const int64_t inputs = layout->inputs.blocks > 0 ? 0 : layout->units * layout->unit_inputs,
-                  targets = layout->targets.blocks > 0 ? 0 : layout->units * layout->unit_targets;
+    const bool fields = layout->fields > 0;
+    const int64_t inputs = fields || layout->inputs.blocks > 0 ? 0 : layout->units * layout->unit_inputs,
+                  targets = fields || layout->targets.blocks > 0 ? 0 : layout->units * layout->unit_targets;
     size_t used = 0;
     memory->inputs = take(block, &used, inputs, hapt_h5_type_bytes(layout->type));
     memory->targets = take(block, &used, targets, sizeof(int32_t));
@@ -54,7 +56,19 @@ static size_t divide(const struct data_layout *layout, char *block, struct data_
     memory->target_count = take(block, &used, data_target_counts(layout), sizeof(int64_t));
     memory->mean = take(block, &used, layout->channels, sizeof(float));
     memory->std = take(block, &used, layout->channels, sizeof(float));
+    for (int f = 0; f < layout->fields; f++) {
+        const struct data_field *field = &layout->field[f];
+        const int64_t elements = layout->units * layout->unit_inputs * field->width;
+        memory->field[f].value = take(block, &used, field->store.blocks > 0 ? 0 : elements, sizeof(float));
+        memory->field[f].offset = take(block, &used, field->store.blocks, sizeof(int64_t));
+    }
     return used;
+}
+
+/* True if rows are whole units: images, or rows of fields. Else they start anywhere in a stream of tokens. */
+static bool has_whole_rows(const struct data_layout *layout)
+{
+    return layout->images || layout->fields > 0;
 }
 
 static struct data_column column(const struct data_store *store, const void *copy, const char *mapped,
@@ -71,12 +85,16 @@ static enum hapt_status reserve(const struct hapt_env *env, const char *path, st
     struct data_memory *memory = &data->memory;
     HAPT_TRY(hapt_shared_create(env, divide(layout, NULL, memory), &data->shared));
     divide(layout, hapt_shared_memory(data->shared), memory);
-    if (layout->inputs.blocks + layout->targets.blocks > 0 && !data_map(path, layout, &data->mapped))
+    int64_t blocks = layout->inputs.blocks + layout->targets.blocks;
+    for (int f = 0; f < layout->fields; f++) blocks += layout->field[f].store.blocks;
+    if (blocks > 0 && !data_map(path, layout, &data->mapped))
         return hapt_fail(HAPT_ERR_IO,
                          "do not change the file while it is read, and look for limits of memory (ulimit -v)",
                          "cannot map %s", path);
     data->inputs = column(&layout->inputs, memory->inputs, data->mapped, memory->input_offset);
     data->targets = column(&layout->targets, memory->targets, data->mapped, memory->target_offset);
+    for (int f = 0; f < layout->fields; f++)
+        data->field[f] = column(&layout->field[f].store, memory->field[f].value, data->mapped, memory->field[f].offset);
     return HAPT_OK;
 }
 
@@ -256,7 +274,7 @@ static int64_t held_out_start(const struct hapt_data *data, int64_t step, int ro
     int64_t number;
     if (!is_held_out(data, step, row, &number)) number = 0;
     if (data->held_out.used < data->held_out.all) number = (int64_t)((double)number * spacing);
-    return number * (layout->exact || layout->images ? layout->stride : layout->width);
+    return number * (layout->exact || has_whole_rows(layout) ? layout->stride : layout->width);
 }
 
 /* Each row comes once per epoch. A stream is cut into rows. The tokens that fill no row shift the cuts, differently in
@@ -266,7 +284,7 @@ static int64_t epoch_start(const struct hapt_data *data, int64_t number)
     const struct data_layout *layout = &data->layout;
     const int64_t rows = data_layout_rows(layout), epoch = number / rows;
     const int64_t place = data_order_row(data->order.seed, epoch, rows, number % rows);
-    if (layout->images) return place * layout->stride;
+    if (has_whole_rows(layout)) return place * layout->stride;
     const int64_t left = layout->units - layout->shifted - rows * layout->width;
     const uint64_t shift = hapt_hash_word(~data->order.seed, epoch) % (uint64_t)(left + 1);
     return place * layout->width + (int64_t)shift;
@@ -280,7 +298,7 @@ static int64_t row_start(const struct hapt_data *data, int64_t step, int row)
     if (layout->exact) return (step * data->order.rows + row) * layout->stride;
     if (data->order.epochs) return epoch_start(data, step * data->order.rows + row);
     const int64_t key[2] = {step, row};
-    const int64_t starts = layout->images ? layout->units : layout->units - layout->width + !layout->shifted;
+    const int64_t starts = has_whole_rows(layout) ? layout->units : layout->units - layout->width + !layout->shifted;
     return (int64_t)(hapt_hash(data->order.seed, key, sizeof key) % (uint64_t)starts) * layout->stride;
 }
 
@@ -355,8 +373,22 @@ static void make_key(const struct hapt_data *data, int64_t step, int row, int32_
     to[1] = data->drops ? (int32_t)(uint32_t)(key >> 32) : 0;
 }
 
-void hapt_data_read(const struct hapt_data *data, enum hapt_tensor_role role, int64_t step, int first, int count,
-                    void *values)
+/* Elements of a row of a field. Held-out data end with rows whose targets the loss ignores. */
+static void copy_field(const struct hapt_data *data, int number, int64_t step, int row, void *to)
+{
+    const struct data_field *field = &data->layout.field[number];
+    const int64_t start = row_start(data, step, row) * field->width;
+    int64_t order;
+    if (!field->target || data->held_out.used == 0 || is_held_out(data, step, row, &order))
+        data_column_read(&data->field[number], field->type, start, field->width, to);
+    else if (field->type == HAPT_H5_I32)
+        for (int64_t i = 0; i < field->width; i++) ((int32_t *)to)[i] = DATA_IGNORED;
+    else
+        for (int64_t i = 0; i < field->width; i++) ((float *)to)[i] = NAN;
+}
+
+void hapt_data_read(const struct hapt_data *data, enum hapt_tensor_role role, int field, int64_t step, int first,
+                    int count, void *values)
 {
     const struct data_layout *layout = &data->layout;
     const bool exists = !layout->exact || step < layout->units || data->held_out.used > 0;
@@ -370,6 +402,11 @@ void hapt_data_read(const struct hapt_data *data, enum hapt_tensor_role role, in
         case HAPT_ROLE_TARGETS:
         case HAPT_ROLE_LABELS: copy_targets(data, step, first + r, (int32_t *)values + r * layout->target_width); break;
         case HAPT_ROLE_ROW_KEYS: make_key(data, step, first + r, (int32_t *)values + 2 * r); break;
+        case HAPT_ROLE_FIELD: {
+            const int64_t width = layout->field[field].width;
+            copy_field(data, field, step, first + r, (float *)values + r * width); /* int32 has as many bytes */
+            break;
+        }
         case HAPT_ROLE_NONE:
         case HAPT_ROLE_LOSS_SCALE:
         case HAPT_ROLE_TRAINING: HAPT_ASSERT(!"a role that data fill");
@@ -392,9 +429,29 @@ static int64_t targets_before(const struct hapt_data *data, int64_t end)
     return data->memory.target_count[block] + count_targets(data, first, end - first);
 }
 
+/* Elements of the targets of a row of fields that the loss counts. */
+static int64_t field_targets(const struct hapt_data *data, int64_t row)
+{
+    const struct data_layout *layout = &data->layout;
+    float value[DATA_COUNT_UNITS];
+    int64_t count = 0;
+    int f = 0;
+    while (!layout->field[f].target) f++;
+    const struct data_field *field = &layout->field[f];
+    if (field->type == HAPT_H5_I32)
+        return count_others(&data->field[f], row * field->width, field->width, DATA_IGNORED);
+    for (int64_t done = 0, part; done < field->width; done += part) {
+        part = field->width - done < DATA_COUNT_UNITS ? field->width - done : DATA_COUNT_UNITS;
+        data_column_read(&data->field[f], HAPT_H5_F32, row * field->width + done, part, value);
+        for (int64_t i = 0; i < part; i++) count += !isnan(value[i]);
+    }
+    return count;
+}
+
 static int64_t row_targets(const struct hapt_data *data, int64_t start)
 {
     const struct data_layout *layout = &data->layout;
+    if (layout->fields > 0) return field_targets(data, start);
     if (layout->shifted && data->document_end >= 0)
         return count_others(&data->inputs, start, layout->target_width, data->document_end);
     if (layout->shifted || (layout->images && !layout->pixels)) return layout->target_width;
@@ -456,10 +513,17 @@ static uint64_t hash_batches(struct hapt_data *data, int64_t steps)
     const size_t inputs = (size_t)layout->unit_inputs * hapt_h5_type_bytes(layout->type),
                  targets = (size_t)layout->unit_targets * sizeof(int32_t);
     if (steps < data->known.steps) data->known.steps = 0, data->known.hash = 0;
+    const bool fields = layout->fields > 0;
     for (; data->known.steps < steps && data->known.steps < layout->units; data->known.steps++) {
         const size_t step = (size_t)data->known.steps;
-        data->known.hash = hash_column(data->known.hash, &data->inputs, layout->type, step * inputs, inputs);
-        if (targets > 0)
+        for (int f = 0; f < layout->fields; f++) {
+            const size_t bytes = (size_t)(layout->unit_inputs * layout->field[f].width) * sizeof(float);
+            data->known.hash =
+                hash_column(data->known.hash, &data->field[f], layout->field[f].type, step * bytes, bytes);
+        }
+        if (!fields)
+            data->known.hash = hash_column(data->known.hash, &data->inputs, layout->type, step * inputs, inputs);
+        if (!fields && targets > 0)
             data->known.hash = hash_column(data->known.hash, &data->targets, HAPT_H5_I32, step * targets, targets);
     }
     return data->known.hash;
@@ -473,16 +537,20 @@ void hapt_data_identify(struct hapt_data *data, int64_t steps, struct hapt_data_
     *identity = (struct hapt_data_identity){.count = layout->exact ? steps : layout->units,
                                             .seed = layout->exact && !data->drops ? 0 : (int64_t)data->order.seed,
                                             .epochs = data->order.epochs};
-    snprintf(identity->kind, sizeof identity->kind, "%s%s", layout->images ? (layout->exact ? "image " : "images") : "",
-             layout->exact    ? "batches"
-             : layout->images ? ""
-                              : "tokens");
+    const char *rows = layout->images ? "image" : layout->fields > 0 ? "row" : NULL;
+    if (layout->exact)
+        snprintf(identity->kind, sizeof identity->kind, "%s%sbatches", rows ? rows : "", rows ? " " : "");
+    else
+        snprintf(identity->kind, sizeof identity->kind, "%ss", rows ? rows : "token");
     uint64_t hash = data->known.hash;
     if (layout->exact) {
         hash = hash_batches(data, steps);
     } else if (data->known.steps == 0) { /* only once */
-        hash = hash_sample(0, &data->inputs, layout->type, layout->units * layout->unit_inputs);
-        if (!layout->shifted)
+        for (int f = 0; f < layout->fields; f++)
+            hash = hash_sample(hash, &data->field[f], layout->field[f].type, layout->units * layout->field[f].width);
+        if (layout->fields == 0)
+            hash = hash_sample(0, &data->inputs, layout->type, layout->units * layout->unit_inputs);
+        if (layout->fields == 0 && !layout->shifted)
             hash = hash_sample(hash, &data->targets, HAPT_H5_I32, layout->units * layout->unit_targets);
         data->known.steps = 1;
         data->known.hash = hash;

@@ -1,4 +1,5 @@
-/* Reads data files and checks that they fit the model: tokens or images, exact batches or a stream. */
+/* Reads data files and checks that they fit the model: tokens or images, exact batches or a stream. Fields are in
+ * data_fields.c. */
 #include "data.h"
 
 #include <math.h>
@@ -10,8 +11,8 @@
 #define MAX_ELEMENTS ((int64_t)1 << 36)
 #define READ_ELEMENTS ((int64_t)1 << 20) /* per read */
 
-static enum hapt_status check_steps(const char *path, const char *dataset, const int64_t *shape,
-                                    const struct hapt_model *model, int rows, int64_t steps)
+enum hapt_status data_check_steps(const char *path, const char *dataset, const int64_t *shape,
+                                  const struct hapt_model *model, int rows, int64_t steps)
 {
     if (rows == 0 && shape[1] >= 1) return HAPT_OK;
     if (rows == 0) return hapt_fail(HAPT_ERR_INPUT, "give more data", "%s: batches of %s have no row", path, dataset);
@@ -31,7 +32,7 @@ static enum hapt_status too_large(const char *path)
                      (long long)MAX_ELEMENTS);
 }
 
-static enum hapt_status check_product(const char *path, int64_t rows, int64_t elements)
+enum hapt_status data_check_product(const char *path, int64_t rows, int64_t elements)
 {
     return elements > 0 && rows > MAX_ELEMENTS / elements ? too_large(path) : HAPT_OK;
 }
@@ -67,8 +68,8 @@ static enum hapt_status find_batches(struct hapt_h5 *file, const struct hapt_mod
         return hapt_fail(HAPT_ERR_INPUT, "make the model with the sequence length of the data",
                          "%s: a row has %lld tokens, the model's sequence of %d needs %lld%s", path,
                          (long long)shape[2], model->sequence, (long long)tokens, shifted ? "" : " beside /targets");
-    HAPT_TRY(check_steps(path, "/batches", shape, model, rows, steps));
-    HAPT_TRY(check_product(path, shape[1], shape[2]));
+    HAPT_TRY(data_check_steps(path, "/batches", shape, model, rows, steps));
+    HAPT_TRY(data_check_product(path, shape[1], shape[2]));
     *layout = (struct data_layout){.exact = true,
                                    .shifted = shifted,
                                    .units = rows > 0 ? steps : shape[0],
@@ -147,9 +148,9 @@ static enum hapt_status find_images(struct hapt_h5 *file, const struct hapt_mode
                          (long long)image[0], (long long)image[1], (long long)image[2], (long long)wanted[0],
                          (long long)wanted[1], (long long)wanted[2]);
     HAPT_TRY(check_labels(file, shape, dims - 3, places));
-    if (dims == 5) HAPT_TRY(check_steps(path, "/images", shape, model, rows, steps));
-    if (dims == 5) HAPT_TRY(check_product(path, shape[1], image[0] * image[1] * image[2]));
-    if (dims == 5) HAPT_TRY(check_product(path, shape[1], places));
+    if (dims == 5) HAPT_TRY(data_check_steps(path, "/images", shape, model, rows, steps));
+    if (dims == 5) HAPT_TRY(data_check_product(path, shape[1], image[0] * image[1] * image[2]));
+    if (dims == 5) HAPT_TRY(data_check_product(path, shape[1], places));
     if (shape[0] < 1) return hapt_fail(HAPT_ERR_INPUT, "give more images", "%s holds no image", path);
     const int64_t each = dims == 5 ? shape[1] : 1, pixels = image[0] * image[1] * image[2];
     *layout = (struct data_layout){.exact = dims == 5,
@@ -171,7 +172,7 @@ static enum hapt_status find_images(struct hapt_h5 *file, const struct hapt_mode
 int64_t data_layout_rows(const struct data_layout *layout)
 {
     if (layout->exact) return layout->units * (layout->unit_inputs / layout->stride);
-    return layout->images ? layout->units : (layout->units - layout->shifted) / layout->width;
+    return layout->images || layout->fields > 0 ? layout->units : (layout->units - layout->shifted) / layout->width;
 }
 
 enum hapt_status data_layout_find(struct hapt_h5 *file, const struct hapt_model *model,
@@ -179,8 +180,13 @@ enum hapt_status data_layout_find(struct hapt_h5 *file, const struct hapt_model 
 {
     const int images = hapt_model_input(model, HAPT_ROLE_IMAGES), rows = order ? order->rows : 0;
     const int64_t steps = order && !order->epochs ? order->steps : 0;
-    if (images >= 0) {
+    if (hapt_model_field(model, 0) >= 0) {
+        HAPT_TRY(data_fields_find(file, model, rows, steps, layout));
+    } else if (images >= 0) {
         HAPT_TRY(find_images(file, model, &model->graph->tensor[images], rows, steps, layout));
+    } else if (hapt_h5_is_group(file, "/batches")) {
+        return hapt_fail(HAPT_ERR_INPUT, "use data made for this model: see `hapt help data`",
+                         "%s holds named inputs, but this model reads tokens", hapt_h5_path(file));
     } else {
         HAPT_TRY(hapt_h5_exists(file, "/batches") ? find_batches(file, model, rows, steps, layout)
                                                   : find_tokens(file, model, layout));
@@ -191,8 +197,10 @@ enum hapt_status data_layout_find(struct hapt_h5 *file, const struct hapt_model 
     if (layout->exact && order && order->epochs)
         return hapt_fail(HAPT_ERR_INPUT, "leave out --epochs and --data-order epochs",
                          "%s holds exact batches, which come in their own order", hapt_h5_path(file));
-    HAPT_TRY(hapt_h5_check_written(file, data_inputs_name(layout)));
-    if (layout->images || !layout->shifted) HAPT_TRY(hapt_h5_check_written(file, data_targets_name(layout)));
+    for (int f = 0; f < layout->fields; f++) HAPT_TRY(hapt_h5_check_written(file, layout->field[f].name));
+    if (layout->fields == 0) HAPT_TRY(hapt_h5_check_written(file, data_inputs_name(layout)));
+    if (layout->fields == 0 && (layout->images || !layout->shifted))
+        HAPT_TRY(hapt_h5_check_written(file, data_targets_name(layout)));
     layout->held_out = rows == 0;
     const int64_t most = layout->unit_inputs > layout->unit_targets ? layout->unit_inputs : layout->unit_targets;
     if (layout->units > 0 && most > MAX_ELEMENTS / layout->units) return too_large(hapt_h5_path(file));
@@ -200,10 +208,6 @@ enum hapt_status data_layout_find(struct hapt_h5 *file, const struct hapt_model 
 }
 
 /* ---- Reading ---- */
-
-/* Checks values; stores them unless `memory` is NULL. */
-typedef enum hapt_status store(const struct data_layout *layout, const struct data_memory *memory, const void *read,
-                               int64_t first, int64_t count, const char *path);
 
 /* Converts integers that were stored as reals, in place. */
 static enum hapt_status take_whole(void *buffer, int64_t count, int64_t first, const char *dataset, const char *path)
@@ -221,11 +225,10 @@ static enum hapt_status take_whole(void *buffer, int64_t count, int64_t first, c
     return HAPT_OK;
 }
 
-/* Reads a dataset of `units` rows of `width` elements block by block. */
-static enum hapt_status read_blocks(struct hapt_h5 *file, const char *dataset, enum hapt_h5_type type,
-                                    const struct data_layout *layout, const struct data_memory *memory, int64_t width,
-                                    store *take)
+enum hapt_status data_read_blocks(struct hapt_h5 *file, const char *dataset, enum hapt_h5_type type,
+                                  const struct data_reading *reading, int64_t width, data_take *take)
 {
+    const struct data_layout *layout = reading->layout;
     int64_t block = READ_ELEMENTS / width;
     if (block < 1) block = 1;
     const bool fractions = type == HAPT_H5_I32 && !hapt_h5_is_integer(file, dataset);
@@ -238,16 +241,18 @@ static enum hapt_status read_blocks(struct hapt_h5 *file, const char *dataset, e
         status = hapt_h5_read_rows(file, dataset, fractions ? HAPT_H5_F64 : type, first, count, buffer);
         if (status == HAPT_OK && fractions)
             status = take_whole(buffer, count * width, first * width, dataset, hapt_h5_path(file));
-        if (status == HAPT_OK) status = take(layout, memory, buffer, first * width, count * width, hapt_h5_path(file));
+        if (status == HAPT_OK) status = take(reading, buffer, first * width, count * width, hapt_h5_path(file));
         hapt_progress_advance(1);
     }
     free(buffer);
     return status;
 }
 
-static enum hapt_status store_tokens(const struct data_layout *layout, const struct data_memory *memory,
-                                     const void *read, int64_t first, int64_t count, const char *path)
+static enum hapt_status store_tokens(const struct data_reading *reading, const void *read, int64_t first, int64_t count,
+                                     const char *path)
 {
+    const struct data_layout *layout = reading->layout;
+    const struct data_memory *memory = reading->memory;
     const int32_t *token = read;
     for (int64_t i = 0; i < count; i++) {
         if (token[i] < 0 || token[i] >= layout->limit)
@@ -263,9 +268,11 @@ static enum hapt_status store_tokens(const struct data_layout *layout, const str
     return HAPT_OK;
 }
 
-static enum hapt_status store_targets(const struct data_layout *layout, const struct data_memory *memory,
-                                      const void *read, int64_t first, int64_t count, const char *path)
+static enum hapt_status store_targets(const struct data_reading *reading, const void *read, int64_t first,
+                                      int64_t count, const char *path)
 {
+    const struct data_layout *layout = reading->layout;
+    const struct data_memory *memory = reading->memory;
     const int32_t *target = read;
     for (int64_t i = 0; i < count; i++) {
         if (target[i] == DATA_IGNORED) continue;
@@ -281,9 +288,11 @@ static enum hapt_status store_targets(const struct data_layout *layout, const st
     return HAPT_OK;
 }
 
-static enum hapt_status store_labels(const struct data_layout *layout, const struct data_memory *memory,
-                                     const void *read, int64_t first, int64_t count, const char *path)
+static enum hapt_status store_labels(const struct data_reading *reading, const void *read, int64_t first, int64_t count,
+                                     const char *path)
 {
+    const struct data_layout *layout = reading->layout;
+    const struct data_memory *memory = reading->memory;
     const int32_t *label = read;
     for (int64_t i = 0; i < count; i++) {
         if (layout->pixels && label[i] == DATA_IGNORED) continue;
@@ -300,9 +309,11 @@ static enum hapt_status store_labels(const struct data_layout *layout, const str
     return HAPT_OK;
 }
 
-static enum hapt_status store_pixels(const struct data_layout *layout, const struct data_memory *memory,
-                                     const void *read, int64_t first, int64_t count, const char *path)
+static enum hapt_status store_pixels(const struct data_reading *reading, const void *read, int64_t first, int64_t count,
+                                     const char *path)
 {
+    const struct data_layout *layout = reading->layout;
+    const struct data_memory *memory = reading->memory;
     if (layout->type == HAPT_H5_U8) {
         if (memory->inputs) memcpy((uint8_t *)memory->inputs + first, read, (size_t)count);
         return HAPT_OK;
@@ -353,7 +364,7 @@ static enum hapt_status sum_counts(struct hapt_h5 *file, const struct data_layou
     return hapt_fail(HAPT_ERR_INPUT, "give targets that are not -100", "%s has no target", hapt_h5_path(file));
 }
 
-static enum hapt_status check_counts(struct hapt_h5 *file, const struct data_layout *layout, const int64_t *count)
+enum hapt_status data_check_counts(struct hapt_h5 *file, const struct data_layout *layout, const int64_t *count)
 {
     for (int64_t step = 0; step < layout->units && !layout->held_out; step++)
         if (count[step] == 0)
@@ -365,7 +376,7 @@ static enum hapt_status check_counts(struct hapt_h5 *file, const struct data_lay
 int64_t data_target_counts(const struct data_layout *layout)
 {
     if (layout->pixels) return layout->units;
-    if (layout->shifted || layout->images) return 0;
+    if (layout->shifted || layout->images || layout->fields > 0) return 0;
     return layout->exact ? layout->units : (layout->units + DATA_COUNT_UNITS - 1) / DATA_COUNT_UNITS;
 }
 
@@ -373,9 +384,10 @@ static enum hapt_status check_targets(struct hapt_h5 *file, const struct data_la
                                       const struct data_memory *memory)
 {
     const int64_t counts = data_target_counts(layout);
+    const struct data_reading reading = {layout, memory, -1, NULL};
     for (int64_t i = 0; i < counts; i++) memory->target_count[i] = 0;
-    HAPT_TRY(read_blocks(file, "/targets", HAPT_H5_I32, layout, memory, layout->unit_targets, store_targets));
-    return layout->exact ? check_counts(file, layout, memory->target_count)
+    HAPT_TRY(data_read_blocks(file, "/targets", HAPT_H5_I32, &reading, layout->unit_targets, store_targets));
+    return layout->exact ? data_check_counts(file, layout, memory->target_count)
                          : sum_counts(file, layout, memory->target_count);
 }
 
@@ -384,31 +396,36 @@ static enum hapt_status check_labels_of(struct hapt_h5 *file, const struct data_
                                         const struct data_memory *memory)
 {
     const int64_t counts = data_target_counts(layout);
+    const struct data_reading reading = {layout, memory, -1, NULL};
     int64_t all = 0;
     for (int64_t i = 0; i < counts; i++) memory->target_count[i] = 0;
-    HAPT_TRY(read_blocks(file, "/labels", HAPT_H5_I32, layout, memory, layout->unit_targets, store_labels));
+    HAPT_TRY(data_read_blocks(file, "/labels", HAPT_H5_I32, &reading, layout->unit_targets, store_labels));
     if (!layout->pixels) return HAPT_OK;
     for (int64_t i = 0; i < counts; i++) all += memory->target_count[i];
     if (all == 0)
         return hapt_fail(HAPT_ERR_INPUT, "give labels that are not -100", "%s has no label", hapt_h5_path(file));
-    return layout->exact ? check_counts(file, layout, memory->target_count) : HAPT_OK;
+    return layout->exact ? data_check_counts(file, layout, memory->target_count) : HAPT_OK;
 }
 
 enum hapt_status data_fill(struct hapt_h5 *file, const struct data_layout *layout, const struct data_memory *memory)
 {
+    const struct data_reading reading = {layout, memory, -1, NULL};
     HAPT_TRY(data_find_offsets(file, layout, memory));
+    if (layout->fields > 0) return data_fields_fill(file, layout, memory);
     if (layout->images) {
         HAPT_TRY(read_normalisation(file, layout, memory));
-        HAPT_TRY(read_blocks(file, "/images", layout->type, layout, memory, layout->unit_inputs, store_pixels));
+        HAPT_TRY(data_read_blocks(file, "/images", layout->type, &reading, layout->unit_inputs, store_pixels));
         return check_labels_of(file, layout, memory);
     }
     HAPT_TRY(
-        read_blocks(file, data_inputs_name(layout), HAPT_H5_I32, layout, memory, layout->unit_inputs, store_tokens));
+        data_read_blocks(file, data_inputs_name(layout), HAPT_H5_I32, &reading, layout->unit_inputs, store_tokens));
     return layout->shifted ? HAPT_OK : check_targets(file, layout, memory);
 }
 
 enum hapt_status data_check_values(struct hapt_h5 *file, const struct data_layout *layout)
 {
+    const struct data_reading checking = {layout, NULL, -1, NULL};
+    if (layout->fields > 0) return data_fields_fill(file, layout, NULL);
     const struct data_memory counts = {.target_count =
                                            malloc((size_t)data_target_counts(layout) * sizeof(int64_t) + 1)};
     enum hapt_status status =
@@ -416,7 +433,7 @@ enum hapt_status data_check_values(struct hapt_h5 *file, const struct data_layou
     if (status == HAPT_OK && layout->images) status = check_labels_of(file, layout, &counts);
     if (status == HAPT_OK && !layout->images)
         status =
-            read_blocks(file, data_inputs_name(layout), HAPT_H5_I32, layout, NULL, layout->unit_inputs, store_tokens);
+            data_read_blocks(file, data_inputs_name(layout), HAPT_H5_I32, &checking, layout->unit_inputs, store_tokens);
     if (status == HAPT_OK && !layout->images && !layout->shifted) status = check_targets(file, layout, &counts);
     free(counts.target_count);
     return status;

@@ -57,6 +57,11 @@ static void choose_store(struct hapt_h5 *file, const char *name, int64_t file_by
 void data_choose_stores(struct hapt_h5 *file, struct data_layout *layout)
 {
     if (!can_map(file, layout)) layout->file_bytes = 0;
+    for (int f = 0; f < layout->fields; f++) {
+        struct data_field *field = &layout->field[f];
+        choose_store(file, field->name, layout->file_bytes, field->type, field->type == HAPT_H5_I32, &field->store);
+    }
+    if (layout->fields > 0) return;
     choose_store(file, data_inputs_name(layout), layout->file_bytes, layout->type, !layout->images, &layout->inputs);
     if (layout->images || !layout->shifted)
         choose_store(file, data_targets_name(layout), layout->file_bytes, HAPT_H5_I32, true, &layout->targets);
@@ -74,6 +79,9 @@ static enum hapt_status offsets_of(struct hapt_h5 *file, const char *name, const
 enum hapt_status data_find_offsets(struct hapt_h5 *file, const struct data_layout *layout,
                                    const struct data_memory *memory)
 {
+    for (int f = 0; f < layout->fields; f++)
+        HAPT_TRY(offsets_of(file, layout->field[f].name, layout, &layout->field[f].store, memory->field[f].offset));
+    if (layout->fields > 0) return HAPT_OK;
     HAPT_TRY(offsets_of(file, data_inputs_name(layout), layout, &layout->inputs, memory->input_offset));
     return offsets_of(file, data_targets_name(layout), layout, &layout->targets, memory->target_offset);
 }

@@ -80,9 +80,10 @@ static enum hapt_status write_curves(struct hapt_h5 *file, const struct hapt_tra
     const struct hapt_history *history = &result->history;
     const int64_t shape[1] = {history->count};
     if (history->count == 0) return HAPT_OK;
+    const char *units = history->loss_units ? history->loss_units : "nat";
     if (result->time_scale == 0) {
-        HAPT_TRY(hapt_h5_write(file, "/train/loss", HAPT_H5_F64, 1, shape, history->loss, "nat"));
-        HAPT_TRY(hapt_h5_write(file, "/train/gradient_norm", HAPT_H5_F64, 1, shape, history->gradient_norm, "nat"));
+        HAPT_TRY(hapt_h5_write(file, "/train/loss", HAPT_H5_F64, 1, shape, history->loss, units));
+        HAPT_TRY(hapt_h5_write(file, "/train/gradient_norm", HAPT_H5_F64, 1, shape, history->gradient_norm, units));
     }
     HAPT_TRY(hapt_validation_write(file, "/train", history));
     HAPT_TRY(hapt_h5_write(file, "/train/learning_rate", HAPT_H5_F64, 1, shape, history->learning_rate, ""));

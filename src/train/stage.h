@@ -45,6 +45,7 @@ struct stage_tie {
 struct stage_input {
     int tensor;
     enum hapt_tensor_role role;
+    int field;                     /* the model's field (hapt_model_field), or -1 */
     int first_row, rows;           /* rows to fetch of a microbatch */
     struct hapt_strided_list runs; /* of these rows; count 0: all of them */
     size_t bytes;

@@ -117,6 +117,7 @@ static enum hapt_status grow(struct hapt_arena *arena, double **array, int64_t f
 static enum hapt_status reserve_history(struct run *run, int64_t count)
 {
     struct hapt_history *history = &run->result->history;
+    history->loss_units = hapt_model_loss_units(run->worker.model);
     if (count > history->capacity) {
         double **array[] = {&history->loss, &history->gradient_norm, &history->learning_rate, &history->time_s};
         for (int i = 0; i < 4; i++) HAPT_TRY(grow(run->arena, array[i], history->count, count));

@@ -31,7 +31,9 @@ enum hapt_status hapt_validation_write(struct hapt_h5 *file, const char *folder,
         counted = counted || isfinite(loss[count + i]);
     }
     if (status == HAPT_OK) status = write_column(file, folder, "validation_step", HAPT_H5_I64, count, step, "");
-    if (status == HAPT_OK) status = write_column(file, folder, "validation_loss", HAPT_H5_F64, count, loss, "nat");
+    if (status == HAPT_OK)
+        status = write_column(file, folder, "validation_loss", HAPT_H5_F64, count, loss,
+                              history->loss_units ? history->loss_units : "nat");
     if (status == HAPT_OK && counted)
         status = write_column(file, folder, "validation_top1", HAPT_H5_F64, count, loss + count, "");
     free(step);

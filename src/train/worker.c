@@ -411,7 +411,8 @@ static enum hapt_status find_input(struct stage *stage, int tensor)
     struct stage_input *input = &stage->input[stage->input_count++];
     struct hapt_box box, rows;
     struct hapt_strided_list local;
-    *input = (struct stage_input){.tensor = tensor, .role = whole->role};
+    const int field = whole->role == HAPT_ROLE_FIELD ? hapt_model_find_field(stage->worker->model, whole->name) : -1;
+    *input = (struct stage_input){.tensor = tensor, .role = whole->role, .field = field};
     if (hapt_role_is_scalar(whole->role)) return HAPT_OK;
     hapt_sharding_box(sharding, tensor, stage->team.mesh_coordinate, &box);
     const struct hapt_box_run *last = &box.run[0][box.runs[0] - 1];

@@ -46,7 +46,8 @@ static enum hapt_status put_inputs(struct stage *stage, int microbatch, int slot
         const int first = microbatch * worker->model->microbatch + input->first_row;
         const void *value = worker->row_buffer;
         if (hapt_role_is_scalar(input->role)) continue;
-        hapt_data_read(worker->data, input->role, worker->data_step, first, input->rows, worker->row_buffer);
+        hapt_data_read(worker->data, input->role, input->field, worker->data_step, first, input->rows,
+                       worker->row_buffer);
         if (input->runs.count > 0) {
             hapt_strided_pack(&input->runs, worker->row_buffer, 0, hapt_strided_bytes(&input->runs),
                               worker->shard_buffer);

@@ -287,8 +287,8 @@ static enum hapt_status read_rows(const struct fuzz_place *place, const struct h
     *content = 1;
     for (int64_t step = 0; step < STEPS; step++) {
         const int64_t count = hapt_data_targets(data, step);
-        hapt_data_read(data, images ? HAPT_ROLE_IMAGES : HAPT_ROLE_TOKENS, step, 0, ROWS, value);
-        hapt_data_read(data, images ? HAPT_ROLE_LABELS : HAPT_ROLE_TARGETS, step, 0, ROWS, target);
+        hapt_data_read(data, images ? HAPT_ROLE_IMAGES : HAPT_ROLE_TOKENS, -1, step, 0, ROWS, value);
+        hapt_data_read(data, images ? HAPT_ROLE_LABELS : HAPT_ROLE_TARGETS, -1, step, 0, ROWS, target);
         *content = hapt_hash(*content, value, images ? sizeof value : ROWS * 8 * sizeof(int32_t));
         *content = hapt_hash(*content, target, images ? ROWS * sizeof *target : sizeof target);
         *content = hapt_hash(*content, &count, sizeof count);

@@ -61,8 +61,8 @@ static void exact_batches(void)
     for (int64_t step = 0; step < STEPS; step++)
         for (int first = 0; first < ROWS; first += 2) {
             int32_t inputs[2 * T], targets[2 * T];
-            hapt_data_read(data, HAPT_ROLE_TOKENS, step, first, 2, inputs);
-            hapt_data_read(data, HAPT_ROLE_TARGETS, step, first, 2, targets);
+            hapt_data_read(data, HAPT_ROLE_TOKENS, -1, step, first, 2, inputs);
+            hapt_data_read(data, HAPT_ROLE_TARGETS, -1, step, first, 2, targets);
             for (int r = 0; r < 2; r++)
                 for (int i = 0; i < T; i++) {
                     const int64_t at = (step * ROWS + first + r) * (T + 1) + i;
@@ -107,15 +107,15 @@ static void own_targets(void)
     for (int64_t step = 0; step < STEPS; step++) {
         int32_t inputs[ROWS * T], targets[ROWS * T], one[T];
         int64_t count = 0;
-        hapt_data_read(data, HAPT_ROLE_TOKENS, step, 0, ROWS, inputs);
-        hapt_data_read(data, HAPT_ROLE_TARGETS, step, 0, ROWS, targets);
+        hapt_data_read(data, HAPT_ROLE_TOKENS, -1, step, 0, ROWS, inputs);
+        hapt_data_read(data, HAPT_ROLE_TARGETS, -1, step, 0, ROWS, targets);
         for (int i = 0; i < ROWS * T; i++) {
             const int64_t at = step * ROWS * T + i;
             CHECK(inputs[i] == token_at(at) && targets[i] == (step == 2 && i == 5 ? 3 : target_at(at)));
             count += targets[i] != -100;
         }
         CHECK(hapt_data_targets(data, step) == count && (step != 2 || count == 1));
-        hapt_data_read(data, HAPT_ROLE_TARGETS, step, ROWS - 1, 1, one);
+        hapt_data_read(data, HAPT_ROLE_TARGETS, -1, step, ROWS - 1, 1, one);
         CHECK(!memcmp(one, targets + (ROWS - 1) * T, sizeof one));
     }
     hapt_data_close(data);
@@ -130,17 +130,17 @@ static void streams(void)
     int32_t first[T], inputs[ROWS * T], targets[ROWS * T], one[T];
     uint64_t fingerprint = 0;
     int equal = 0, repeated = 0;
-    hapt_data_read(data, HAPT_ROLE_TOKENS, 0, 0, 1, first);
+    hapt_data_read(data, HAPT_ROLE_TOKENS, -1, 0, 0, 1, first);
     for (int64_t step = 0; step < STEPS; step++) {
-        hapt_data_read(data, HAPT_ROLE_TOKENS, step, 0, ROWS, inputs);
-        hapt_data_read(data, HAPT_ROLE_TARGETS, step, 0, ROWS, targets);
+        hapt_data_read(data, HAPT_ROLE_TOKENS, -1, step, 0, ROWS, inputs);
+        hapt_data_read(data, HAPT_ROLE_TARGETS, -1, step, 0, ROWS, targets);
         fingerprint = hapt_hash(fingerprint, inputs, sizeof inputs);
         for (int r = 0; r < ROWS; r++) {
             CHECK(!memcmp(inputs + r * T + 1, targets + r * T, (T - 1) * sizeof *inputs));
             /* Any single row, also of a run with more rows per step. */
-            hapt_data_read(same, HAPT_ROLE_TOKENS, step, r, 1, one);
+            hapt_data_read(same, HAPT_ROLE_TOKENS, -1, step, r, 1, one);
             CHECK(!memcmp(one, inputs + r * T, sizeof one));
-            hapt_data_read(other, HAPT_ROLE_TOKENS, step, r, 1, one);
+            hapt_data_read(other, HAPT_ROLE_TOKENS, -1, step, r, 1, one);
             equal += !memcmp(one, inputs + r * T, sizeof one);
             repeated += !memcmp(first, inputs + r * T, sizeof first);
         }
@@ -204,8 +204,8 @@ static void stored_types(void)
         int32_t inputs[T], targets[T];
         bool equal = true;
         for (int64_t row = 0; row < (MANY - 1) / T; row++) {
-            hapt_data_read(data, HAPT_ROLE_TOKENS, row / 100, (int)(row % 100), 1, inputs);
-            hapt_data_read(data, HAPT_ROLE_TARGETS, row / 100, (int)(row % 100), 1, targets);
+            hapt_data_read(data, HAPT_ROLE_TOKENS, -1, row / 100, (int)(row % 100), 1, inputs);
+            hapt_data_read(data, HAPT_ROLE_TARGETS, -1, row / 100, (int)(row % 100), 1, targets);
             for (int i = 0; i < T; i++)
                 equal = equal && inputs[i] == token_at(row * T + i) && targets[i] == token_at(row * T + i + 1);
         }
@@ -241,8 +241,8 @@ static void targets_of_streams(void)
             if (!data) exit(1);
             for (int64_t step = 0; step < 200; step++) {
                 int64_t counted = 0;
-                hapt_data_read(data, HAPT_ROLE_TOKENS, step, 0, ROWS, inputs);
-                hapt_data_read(data, HAPT_ROLE_TARGETS, step, 0, ROWS, own);
+                hapt_data_read(data, HAPT_ROLE_TOKENS, -1, step, 0, ROWS, inputs);
+                hapt_data_read(data, HAPT_ROLE_TARGETS, -1, step, 0, ROWS, own);
                 for (int r = 0; r < ROWS; r++) {
                     bool found = false; /* text repeats with a period of 520 */
                     for (int start = 0; start + T <= n && !found; start++) {
@@ -291,8 +291,8 @@ static void epochs(void)
         int shift = -1;
         for (int i = 0; i < PER_EPOCH; i++) {
             const int number = epoch * PER_EPOCH + i;
-            hapt_data_read(by6, HAPT_ROLE_TOKENS, number / 6, number % 6, 1, row);
-            hapt_data_read(by10, HAPT_ROLE_TOKENS, number / 10, number % 10, 1, other);
+            hapt_data_read(by6, HAPT_ROLE_TOKENS, -1, number / 6, number % 6, 1, row);
+            hapt_data_read(by10, HAPT_ROLE_TOKENS, -1, number / 10, number % 10, 1, other);
             CHECK(!memcmp(row, other, sizeof row));
             int start = 0;
             while (start + T < N && memcmp(token + start, row, sizeof row) != 0) start++;
@@ -372,8 +372,8 @@ static void exact_images(void)
         for (int first = 0; first < ROWS; first += 2) {
             float images[2 * IMAGE];
             int32_t labels[2];
-            hapt_data_read(data, HAPT_ROLE_IMAGES, step, first, 2, images);
-            hapt_data_read(data, HAPT_ROLE_LABELS, step, first, 2, labels);
+            hapt_data_read(data, HAPT_ROLE_IMAGES, -1, step, first, 2, images);
+            hapt_data_read(data, HAPT_ROLE_LABELS, -1, step, first, 2, labels);
             const int64_t row = step * ROWS + first;
             for (int i = 0; i < 2 * IMAGE; i++) CHECK(images[i] == (float)pixel_at(row * IMAGE + i) - 100.5f);
             CHECK(labels[0] == row % CLASSES && labels[1] == (row + 1) % CLASSES);
@@ -397,8 +397,8 @@ static void streams_of_images(void)
                 float image[IMAGE];
                 int32_t label;
                 int64_t found = -1;
-                hapt_data_read(data, HAPT_ROLE_IMAGES, step, row, 1, image);
-                hapt_data_read(data, HAPT_ROLE_LABELS, step, row, 1, &label);
+                hapt_data_read(data, HAPT_ROLE_IMAGES, -1, step, row, 1, image);
+                hapt_data_read(data, HAPT_ROLE_LABELS, -1, step, row, 1, &label);
                 for (int64_t n = 0; n < STORED && found < 0; n++) {
                     bool equal = n % CLASSES == label;
                     for (int i = 0; equal && i < IMAGE; i++) {

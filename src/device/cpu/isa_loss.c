@@ -1,6 +1,6 @@
 /*
- * Softmax cross-entropy with its logsumexp, forward and backward. Rows with target -100 are ignored. Label smoothing
- * changes the gradient alone: the loss is the plain one.
+ * The squared error, and softmax cross-entropy with its logsumexp, forward and backward. Rows with target -100 are
+ * ignored. Label smoothing changes the gradient alone: the loss is the plain one.
  *
  * If the classes are sharded, the shards exchange the largest logit of each row. Then they exchange its sum of
  * exponentials and its target's logit, which only one shard has. So all shards get the same loss and logsumexp.
@@ -146,8 +146,67 @@ INLINE enum hapt_status loss_dx_run(const struct hapt_call *call, bool half)
 
 KERNELS(loss_dx, return loss_dx_run(call, half))
 
+/* [rows] double: losses of rows */
+static size_t mse_workspace(const struct hapt_call *call)
+{
+    return (size_t)view_rows(&call->input[0]) * sizeof(double);
+}
+
+/* x - target, or 0 where the target is NaN or there is no element: `left` are. */
+INLINE vector difference(const void *x, const float *target, int64_t at, int64_t left, bool half)
+{
+    const vector wanted = load(target, at, left, false), found = load(x, at, left, half) - wanted;
+    const vector known = vector_select(wanted == wanted, found, (vector){0});
+    return left < LANES ? vector_select(lanes_below(left), known, (vector){0}) : known;
+}
+
+INLINE enum hapt_status mse_run(const struct hapt_call *call, bool half)
+{
+    const int64_t rows = view_rows(&call->input[0]), columns = view_columns(&call->input[0]);
+    float *loss = call->output[0].data;
+    double *row_loss = call->workspace; /* [rows]: summed in row order for any number of threads */
+#pragma omp parallel for schedule(static) num_threads(threads_for(call, rows *columns * 2))
+    for (int64_t r = 0; r < rows; r++) {
+        struct sum sum = {0};
+        for (int64_t c = 0; c < columns; c += LANES) {
+            const vector d = difference(call->input[0].data, call->input[1].data, r * columns + c, columns - c, half);
+            sum_add(&sum, d * d);
+        }
+        row_loss[r] = sum_total(&sum);
+    }
+    double total = 0;
+    for (int64_t r = 0; r < rows; r++) total += row_loss[r];
+    if (call->accumulate & 1u) total += loss[0];
+    loss[0] = (float)total;
+    return HAPT_OK;
+}
+
+KERNELS(mse, return mse_run(call, half))
+
+INLINE enum hapt_status mse_dx_run(const struct hapt_call *call, bool half)
+{
+    const int64_t elements = hapt_view_elements(&call->input[0]);
+    const float twice = 2 * *(const float *)call->input[2].data;
+    void *dx = call->output[0].data;
+    const bool accumulate = call->accumulate & 1u;
+#pragma omp parallel for schedule(static) num_threads(threads_for(call, elements * 2))
+    for (int64_t first = 0; first < elements; first += CHUNK) {
+        const int64_t end = smaller(elements, first + CHUNK);
+        for (int64_t i = first; i < end; i += LANES) {
+            vector d = difference(call->input[0].data, call->input[1].data, i, end - i, half) * twice;
+            if (accumulate) d += load(dx, i, end - i, half);
+            store(dx, i, end - i, half, d);
+        }
+    }
+    return HAPT_OK;
+}
+
+KERNELS(mse_dx, return mse_dx_run(call, half))
+
 const struct cpu_kernel ISA_NAME(hapt_cpu_loss)[] = {
     KERNEL_ROWS("cross_entropy", loss_workspace, loss),
     KERNEL_ROWS("cross_entropy_dx", NULL, loss_dx),
+    KERNEL_ROWS("mse", mse_workspace, mse),
+    KERNEL_ROWS("mse_dx", NULL, mse_dx),
     {HAPT_F32, {NULL, NULL, NULL}},
 };

@@ -1,6 +1,6 @@
 /*
- * Softmax cross-entropy with its logsumexp, forward and backward. Rows with target -100 are ignored. Label smoothing
- * changes the gradient alone: the loss is the plain one.
+ * The squared error, and softmax cross-entropy with its logsumexp, forward and backward. Rows with target -100 are
+ * ignored. Label smoothing changes the gradient alone: the loss is the plain one.
  *
  * If the classes are sharded, the shards exchange the largest logit of each row. Then they exchange its sum of
  * exponentials and its target's logit, which only one shard has. So all shards get the same loss and logsumexp.
@@ -220,8 +220,79 @@ template <class Element> static enum hapt_status loss_dx_run(const struct hapt_c
                   (call->accumulate & 1u) != 0);
 }
 
+/* x - target, or 0 where the target is NaN */
+static __device__ __forceinline__ float difference(float x, float target)
+{
+    return isnan(target) ? 0.0f : x - target;
+}
+
+/* [rows] double: losses of rows */
+static size_t mse_workspace(const struct hapt_call *call)
+{
+    return (size_t)view_rows(&call->input[0]) * sizeof(double);
+}
+
+template <class Element>
+static __global__ void mse_kernel(const Element *x, const float *target, int64_t rows, int64_t columns,
+                                  double *row_loss)
+{
+    __shared__ double shared[32];
+    for (int64_t r = blockIdx.x; r < rows; r += gridDim.x) {
+        double sum = 0;
+        for (int64_t c = threadIdx.x; c < columns; c += blockDim.x) {
+            const int64_t i = r * columns + c;
+            const float d = difference(to_float(x[i]), target[i]);
+            sum += (double)d * d;
+        }
+        sum = block_total(sum, shared);
+        if (threadIdx.x == 0) row_loss[r] = sum;
+    }
+}
+
+static __global__ void mse_total_kernel(const double *row_loss, int64_t rows, float *loss, bool accumulate)
+{
+    __shared__ double shared[32];
+    double sum = 0;
+    for (int64_t r = threadIdx.x; r < rows; r += blockDim.x) sum += row_loss[r];
+    sum = block_total(sum, shared);
+    if (threadIdx.x == 0) *loss = (float)(accumulate ? sum + *loss : sum);
+}
+
+template <class Element> static enum hapt_status mse_run(const struct hapt_call *call, struct hapt_queue *queue)
+{
+    const int64_t rows = view_rows(&call->input[0]), columns = view_columns(&call->input[0]);
+    double *row_loss = (double *)call->workspace;
+    HAPT_TRY(launch(mse_kernel<Element>, blocks_for(rows, 1), THREADS, 0, queue, (const Element *)call->input[0].data,
+                    (const float *)call->input[1].data, rows, columns, row_loss));
+    return launch(mse_total_kernel, dim3(1), TOTAL_THREADS, 0, queue, (const double *)row_loss, rows,
+                  (float *)call->output[0].data, (call->accumulate & 1u) != 0);
+}
+
+template <class Element>
+static __global__ void mse_dx_kernel(const Element *x, const float *target, const float *scale, int64_t elements,
+                                     Element *dx, bool accumulate)
+{
+    const int64_t apart = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < elements; i += apart) {
+        float value[1] = {2 * *scale * difference(to_float(x[i]), target[i])};
+        store<1>(dx + i, value, accumulate);
+    }
+}
+
+/* input: x, targets, scale; output: dx */
+template <class Element> static enum hapt_status mse_dx_run(const struct hapt_call *call, struct hapt_queue *queue)
+{
+    const int64_t elements = hapt_view_elements(&call->input[0]);
+    return launch(mse_dx_kernel<Element>, blocks_for(elements, THREADS), THREADS, 0, queue,
+                  (const Element *)call->input[0].data, (const float *)call->input[1].data,
+                  (const float *)call->input[2].data, elements, (Element *)call->output[0].data,
+                  (call->accumulate & 1u) != 0);
+}
+
 extern const struct cuda_kernel hapt_cuda_loss[] = {
     CUDA_KERNELS("cross_entropy", loss_workspace, loss_run),
     CUDA_KERNELS("cross_entropy_dx", NULL, loss_dx_run),
+    CUDA_KERNELS("mse", mse_workspace, mse_run),
+    CUDA_KERNELS("mse_dx", NULL, mse_dx_run),
     CUDA_KERNELS_END,
 };
