@@ -7,7 +7,9 @@
 
 `model` is a module in training mode; its result, or the field `logits` of it, is compared with the targets by the cross entropy. The
 example tensors give shapes and types: int64 tokens [rows][T] with targets [rows][T], or float images [rows][C][H][W] with labels [rows],
-or with a label for each pixel, [rows][H][W], and logits [rows][classes][H][W].
+or with a label for each pixel, [rows][H][W], and logits [rows][classes][H][W]. Other models have named inputs, a dict of the arguments of
+`model`, {"input_ids": ..., "pixel_values": ...}: tensors [rows][...]. Their targets are integers [rows][...], or real numbers, which are
+compared by the mean squared error. The data file then holds /batches/NAME of each input, and /batches/targets.
 hapt may train with other rows. On the command line:
 
     hapt_export.py FILE.py --output m.h5                 # FILE.py defines model(), which returns (model, inputs, targets)
@@ -28,17 +30,19 @@ from hapt_export_operators import HANDLERS  # noqa: E402
 
 
 class Loss(torch.nn.Module):
-    """The model, and the cross entropy of its result."""
+    """The model, and the loss of its result."""
 
     def __init__(self, model):
         super().__init__()
         self.model = model
 
     def forward(self, inputs, targets):
-        logits = self.model(inputs)
+        logits = self.model(**inputs) if isinstance(inputs, dict) else self.model(inputs)
         logits = getattr(logits, "logits", logits)
         if isinstance(logits, (tuple, list)):
             logits = logits[0]
+        if targets.is_floating_point():
+            return torch.nn.functional.mse_loss(logits, targets)
         if logits.dim() > 3:  # of pixels
             return torch.nn.functional.cross_entropy(logits, targets)
         return torch.nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), targets.reshape(-1))
@@ -63,7 +67,9 @@ def prune(graph, loss):
 def export(model, inputs, targets, path, name=None):
     """Writes the model file. Raises Unsupported, with all operators that hapt lacks, before it writes anything."""
     wrapped = Loss(model)
-    twice = [torch.cat([one, one]) for one in (inputs, targets)]
+    def twice_as_many(one):
+        return {key: twice_as_many(value) for key, value in one.items()} if isinstance(one, dict) else torch.cat([one, one])
+    twice = [twice_as_many(one) for one in (inputs, targets)]
     if any(weight.dtype != torch.float32 for weight in model.parameters()):
         raise Unsupported("weights are not fp32; hapt converts the model, --dtype")
     try:
@@ -75,7 +81,7 @@ def export(model, inputs, targets, path, name=None):
     exporter = Exporter(name or type(model).__name__, (inputs, targets), *programs, state, HANDLERS)
     exporter.run()
     if exporter.loss is None:
-        raise Unsupported("the loss is no cross entropy")
+        raise Unsupported("the loss is neither a cross entropy nor a mean squared error")
     for note in sorted(exporter.notes):
         print("hapt_export: note: %s" % note, file=sys.stderr)
     prune(exporter.graph, exporter.loss)

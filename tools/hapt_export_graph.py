@@ -54,6 +54,7 @@ class Value:
         self.shape, self.wide = tuple(shape), tuple(wide)
         self.tensor, self.parameter, self.constant, self.targets = tensor, parameter, constant, targets
         self.wide_constant = constant if wide_constant is None else wide_constant
+        self.whole = constant, self.wide_constant  # for what is computed of it here; drop_rows leaves them
         self.made_by = None  # (operator, its input, attributes) of reshapes and permutations, which may cancel
 
     def rows_dimensions(self):
@@ -72,24 +73,46 @@ class Exporter:
                 node.op != other.op or (node.op == "call_function" and node.target != other.target) for node, other in self.wide.items()):
             raise Unsupported("the graph depends on the number of rows")
         inputs, targets = example
-        self.rows = inputs.shape[0]
+        self.fields = inputs if isinstance(inputs, dict) else None
+        self.rows = targets.shape[0]
+        self.check_nodes()
+        self.values, self.parameters, self.constants, self.loss = {}, {}, 0, None
+        self.notes = set()
+        self.rows_source = None  # a value with a dimension of rows, for what is repeated for each of them
+        self.graph = hapt.Graph(name, self.rows, **(self.sizes_of_fields(targets) if self.fields else self.sizes_of_example(inputs, targets)))
+
+    def sizes_of_fields(self, targets):
+        """Arguments of the graph for named inputs."""
+        self.of_tokens, self.places, self.target_shape = False, None, tuple(targets.shape)
+        sizes = [node.args[0].meta["val"].shape[0] for node in self.nodes if base_name(node) in ("embedding", "embedding_bag")]
+        sizes += [node.args[0].meta["val"].shape[-1] for node in self.nodes if node.target == ATEN.cross_entropy_loss.default]
+        fields = {**self.fields, "targets": targets}
+        if "targets" in self.fields or any(one.dim() < 1 or one.shape[0] != self.rows for one in fields.values()):
+            raise Unsupported("named inputs are tensors [rows][...], and none of them is named targets")
+        return {"vocab": max(sizes, default=1), "target": "targets",
+                "fields": {key: (tuple(one.shape[1:]), "fp32" if one.is_floating_point() else "int32") for key, one in fields.items()}}
+
+    def sizes_of_example(self, inputs, targets):
+        """Arguments of the graph for tokens or images."""
         self.of_tokens = not inputs.is_floating_point()
         if len(inputs.shape) != (2 if self.of_tokens else 4) or (not self.of_tokens and inputs.shape[2] != inputs.shape[3]):
             raise Unsupported("inputs are neither tokens [rows][T] nor square images [rows][C][H][H]")
         fits = targets.shape == inputs.shape if self.of_tokens else targets.shape[:1] == inputs.shape[:1] and targets.dim() in (1, 3)
         if not fits or targets.is_floating_point():
             raise Unsupported("targets are neither tokens [rows][T] nor labels [rows] or [rows][H][W]")
-        self.check_nodes()
         logits = next(node.args[0].meta["val"] for node in self.nodes if node.target == ATEN.cross_entropy_loss.default)
         sizes = {"sequence": inputs.shape[1], "vocab": logits.shape[-1]} if self.of_tokens else {
             "channels": inputs.shape[1], "image": inputs.shape[2], "classes": logits.shape[1]}
         self.places = None if targets.dim() == 1 or self.of_tokens else math.prod(targets.shape[1:])
         if self.places:
             sizes["labels"] = self.places
-        self.graph = hapt.Graph(name, self.rows, **sizes)
-        self.values, self.parameters, self.constants, self.loss = {}, {}, 0, None
-        self.notes = set()
-        self.rows_source = None  # a value with a dimension of rows, for what is repeated for each of them
+        return sizes
+
+    def integers(self):
+        """The inputs that are integers, which tables are read at."""
+        if self.fields:
+            return [self.graph.fields[key] for key, one in self.fields.items() if not one.is_floating_point()]
+        return [self.graph.tokens] if self.of_tokens else []
 
     # ---- the graph as a whole ----
 
@@ -383,7 +406,7 @@ class Exporter:
         def known(argument):
             if isinstance(argument, torch.fx.Node):
                 value = self.values[self.narrow.get(argument, argument)]
-                return (value.wide_constant if wide else value.constant) if isinstance(value, Value) else value
+                return value.whole[wide] if isinstance(value, Value) else value
             if isinstance(argument, (list, tuple)):
                 return type(argument)(known(one) for one in argument)
             return argument
@@ -408,9 +431,14 @@ class Exporter:
             return Value(shape, wide, constant=self.state[buffer].detach())
         if name in signature.inputs_to_lifted_tensor_constants:
             return Value(shape, wide, constant=self.program.constants[signature.inputs_to_lifted_tensor_constants[name]])
-        first = inputs.index(node) == 0
-        if not first:
+        if inputs.index(node) == len(inputs) - 1:
             return Value(shape, wide, targets=True)
+        if self.fields:
+            field = self.graph.fields[list(self.fields)[inputs.index(node)]]
+            made = Value(shape, wide, tensor=field if field in self.integers() else self.graph.op("cast", field))
+            if field not in self.integers():
+                self.rows_source = self.rows_source or made
+            return made
         source = self.graph.tokens if self.of_tokens else self.graph.op("cast", self.graph.images)
         made = Value(shape, wide, tensor=source)
         self.rows_source = None if self.of_tokens else made

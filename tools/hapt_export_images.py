@@ -26,6 +26,22 @@ def conv2d(e, node, x, weight, bias=None, stride=(1, 1), padding=(0, 0), dilatio
     return e.op("grouped_conv2d", operands, shape, wide, integers=[groups, stride[0], padding[0], dilation[0]])
 
 
+@handles("conv1d")
+def conv1d(e, node, x, weight, bias=None, stride=(1,), padding=(0,), dilation=(1,), groups=1):
+    """The convolution of an image of one line."""
+    if isinstance(padding, str):
+        raise Unsupported("padding %s" % padding)
+    (stride,), (padding,), (dilation,) = as_list(stride, 1), as_list(padding, 1), as_list(dilation, 1)
+
+    def line(value):
+        return e.reshape(value, value.shape[:2] + (1,) + value.shape[2:], value.wide[:2] + (1,) + value.wide[2:])
+    operands = [pad(e, node, line(x), [padding, padding]), line(weight), bias.parameter if bias is not None else None]
+    shape, wide = e.shapes_of(node)
+    kind, integers = ("conv2d", [stride, 0]) if groups == dilation == 1 else ("grouped_conv2d", [groups, stride, 0, dilation])
+    made = e.op(kind, operands, shape[:2] + (1,) + shape[2:], wide[:2] + (1,) + wide[2:], integers=integers)
+    return e.reshape(made, shape, wide)
+
+
 @handles("max_pool2d", "max_pool2d_with_indices")
 def max_pool2d(e, node, x, kernel, stride=(), padding=(0,), dilation=(1,), ceil=False):
     kernel, padding, dilation = as_list(kernel, 2), as_list(padding, 2), as_list(dilation, 2)

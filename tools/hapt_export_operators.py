@@ -150,7 +150,7 @@ def embedding(e, node, table, indices, padding=-1, by_frequency=False, sparse=Fa
         else:
             some = e.take_rows(table, flat)
         return e.reshape(some, indices.shape + table.shape[1:], indices.wide + table.wide[1:])
-    if table.parameter is None or len(indices.shape) != 2 or indices.tensor is not e.graph.tokens:
+    if table.parameter is None or len(indices.shape) != 2 or indices.tensor not in e.integers():
         raise Unsupported("indices that are not the model's tokens")
     made = e.op("embedding", [indices, table.parameter, None], indices.shape + table.shape[1:], indices.wide + table.wide[1:])
     e.rows_source = e.rows_source or made
@@ -318,7 +318,7 @@ def comparison(name):
     def handler(e, node, x, number):
         if isinstance(number, Value) or x.constant is not None:
             raise Unsupported("of two tensors")
-        if x.tensor is e.graph.tokens:
+        if x.tensor in e.integers():
             table = node.target(torch.arange(e.graph.sizes["vocab"]), number).float()[:, None]
             found = e.op("embedding", [x, e.constant_parameter(table), None], x.shape + (1,), x.wide + (1,))
             return e.reshape(found, x.shape, x.wide)
@@ -392,7 +392,58 @@ def cross_entropy(e, node, logits, targets, weight=None, reduction=1, ignore=-10
             raise Unsupported("logits that are not [rows][classes] and the pixels")
         logits = e.permute(logits, [0, *range(2, len(logits.shape)), 1])
     lead = (e.rows, e.graph.sizes["sequence"]) if e.of_tokens else (e.rows, e.places) if e.places else (e.rows,)
+    if e.fields:
+        lead = e.target_shape
     twice = (2 * e.rows,) + lead[1:]
     logits = e.reshape(logits, lead + logits.shape[-1:], twice + logits.wide[-1:])
     e.loss = e.graph.op("cross_entropy", e.tensor(logits), e.graph.targets, name="loss", reals=[smoothing])
+    return e.made(e.loss, (1,), (1,))
+
+
+@handles("embedding_bag")
+def embedding_bag(e, node, table, indices, offsets, by_frequency=False, mode=0, sparse=False, weights=None, last=False, padding=-1):
+    """Bags of one size: the sum or the mean of their rows."""
+    while indices.made_by and indices.made_by[0] == "reshape":
+        indices = indices.made_by[1]
+    size = indices.shape[-1]
+    if weights is not None or mode not in (0, 1) or offsets.constant is None or len(indices.shape) != 2 or \
+            offsets.constant.tolist() != list(range(0, math.prod(indices.shape), size)):
+        raise Unsupported("bags of several sizes, weights, or the maximum")
+    rows = embedding(e, node, table, indices, -1 if padding is None else padding, by_frequency)
+    return [e.reduce("sum" if mode == 0 else "mean", rows, [1], False)]
+
+
+@handles("broadcast_tensors")
+def broadcast_tensors(e, node, values):
+    """A loss asks for this, and its operands have one shape."""
+    if any(value.shape != values[0].shape for value in values):
+        raise Unsupported("tensors of different shapes")
+    return values
+
+
+@handles("where")
+def where(e, node, chosen, x, other):
+    """x where a constant mask is true, else other."""
+    if chosen.constant is None:
+        raise Unsupported("a condition that is computed from inputs")
+    e.drop_rows(chosen)
+    mask = chosen.constant.bool()
+    if mask.all():
+        return x
+    parts = []
+    for value, seen in ((x, mask), (other, ~mask)):
+        if isinstance(value, Value) and value.constant is None:
+            parts.append(HANDLERS["mul"](e, node, value, Value(seen.shape, seen.shape, constant=seen.float())))
+        else:
+            number = value.constant if isinstance(value, Value) else torch.tensor(float(value))
+            number = torch.where(seen, number.float(), torch.zeros(()))
+            parts.append(Value(number.shape, number.shape, constant=number))
+    return HANDLERS["add"](e, node, *parts)
+
+
+@handles("mse_loss")
+def mean_squared_error(e, node, x, targets, reduction=1):
+    if reduction != 1 or not targets.targets or x.shape != targets.shape:
+        raise Unsupported("another reduction than the mean, or targets of another shape")
+    e.loss = e.graph.mse(e.tensor(x))
     return e.made(e.loss, (1,), (1,))

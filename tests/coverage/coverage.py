@@ -31,8 +31,13 @@ def train_torch(model, rate, inputs, targets):
     for step in range(steps.STEPS):
         optimizer.zero_grad()
         loss = 0.0
-        for x, y in zip(*(torch.tensor(part[step]).chunk(steps.MICROBATCHES) for part in (inputs, targets))):
-            part = model(x.to(kind) if x.is_floating_point() else x.long(), y.long()) / steps.MICROBATCHES
+        for k in range(steps.MICROBATCHES):
+            def part_of(data):
+                if isinstance(data, dict):
+                    return {key: part_of(value) for key, value in data.items()}
+                part = torch.tensor(data[step]).chunk(steps.MICROBATCHES)[k]
+                return part.to(kind) if part.is_floating_point() else part.long()
+            part = model(part_of(inputs), part_of(targets)) / steps.MICROBATCHES
             part.backward()
             loss += part.item()
         optimizer.step()
@@ -75,8 +80,11 @@ def cover(name, folder, kept):
         hapt_export.export(model, inputs, targets, path)
     except hapt_export.Unsupported as error:
         return 0 if isinstance(error, hapt_export.NoGraph) else 1, str(error)
-    of_images = inputs.is_floating_point()
-    data, rate, shares = steps.batches(inputs.shape, of_images, targets.shape[1:] if of_images else ()), steps.RATE[of_images], steps.shares_weights(path)
+    named = {key: (tuple(one.shape), one.is_floating_point()) for key, one in {**inputs, "targets": targets}.items()} if isinstance(inputs, dict) else None
+    of_images = not named and inputs.is_floating_point()
+    pixels = targets.shape[1:] if of_images else ()
+    data = steps.named_batches(named) if named else steps.batches(inputs.shape, of_images, pixels)
+    rate, shares = steps.RATE[of_images], steps.shares_weights(path)
     steps.write_data(data_path, *data)
     try:
         ours = steps.train(path, data_path, folder, "--learning-rate", rate)
@@ -93,16 +101,16 @@ def cover(name, folder, kept):
     except RuntimeError as error:
         return 3, str(error)
     if kept:
-        keep(name, path, kept, inputs.shape, of_images, targets.shape[1:] if of_images else (), before, *reference)
+        keep(name, path, kept, {"named": repr(named)} if named else {"microbatch": inputs.shape, "images": of_images, "pixels": list(pixels)}, before, *reference)
     return 4, said + ("; shared weights: stages within 1e-6" if shares else "")
 
 
-def keep(name, path, folder, shape, of_images, pixels, before, losses, after):
+def keep(name, path, folder, about, before, losses, after):
     shutil.copy(path, os.path.join(folder, name + ".h5"))
     with h5py.File(os.path.join(folder, "reference.h5"), "a") as file:
         file.pop(name, None)
         group = file.create_group(name)
-        group.attrs["microbatch"], group.attrs["images"], group.attrs["pixels"] = shape, of_images, list(pixels)
+        group.attrs.update(about)
         group["loss_fp64"] = losses
         for key, value in after.items():  # of each parameter the 2-norm of its change, and the change along a direction
             change = (value - before[key].astype(numpy.float64)).reshape(-1)

@@ -11,7 +11,7 @@ try:
 except ImportError:  # its models are left out
     timm = None
 
-from networks import (BertPytorch, Generator, GroupNorms, Painter, PhlippeResnet, Resized, UNet, lennard_jones, phlippe_densenet)
+from networks import (BertPytorch, Generator, GroupNorms, Painter, PhlippeResnet, Recommender, Resized, UNet, lennard_jones, phlippe_densenet)
 from steps import CLASSES, FIRST_TOKEN, TOKENS, VOCABULARY
 
 ROWS = 2
@@ -121,6 +121,38 @@ def noise(rows):
     return lambda: (Generator().train(), torch.randn(rows, 12, 1, 1), torch.randint(0, CLASSES, (rows, 32, 32)))
 
 
+T5 = {"vocab_size": VOCABULARY, "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 2, "dropout_rate": 0,
+      "relative_attention_num_buckets": 8, "relative_attention_max_distance": 16, "use_cache": False, "tie_word_embeddings": False}
+
+
+def of_two_texts(make):
+    """An encoder and a decoder, of texts of unequal lengths."""
+    def integers(length):
+        return torch.randint(FIRST_TOKEN, VOCABULARY, (ROWS, length))
+    return lambda: (without_dropout(make().train()), {"input_ids": integers(12), "decoder_input_ids": integers(TOKENS)}, integers(TOKENS))
+
+
+def bart():
+    return hf.BartForConditionalGeneration(hf.BartConfig(vocab_size=VOCABULARY, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2,
+                                                         decoder_attention_heads=2, encoder_ffn_dim=64, decoder_ffn_dim=64, dropout=0, attention_dropout=0,
+                                                         max_position_embeddings=20, use_cache=False, tie_word_embeddings=False))
+
+
+def whisper():
+    model = hf.WhisperForConditionalGeneration(hf.WhisperConfig(
+        vocab_size=VOCABULARY, num_mel_bins=8, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2, decoder_attention_heads=2,
+        encoder_ffn_dim=64, decoder_ffn_dim=64, dropout=0, attention_dropout=0, activation_dropout=0, max_source_positions=12, max_target_positions=TOKENS,
+        use_cache=False, tie_word_embeddings=False, pad_token_id=0, bos_token_id=1, eos_token_id=1, decoder_start_token_id=1))
+    heard = torch.randn(ROWS, 8, 24)
+    return without_dropout(model.train()), {"input_features": heard, "decoder_input_ids": torch.randint(FIRST_TOKEN, VOCABULARY, (ROWS, TOKENS))}, \
+        torch.randint(FIRST_TOKEN, VOCABULARY, (ROWS, TOKENS))
+
+
+def dlrm():
+    categories = {"sparse_%d" % k: torch.randint(0, VOCABULARY, (8, 4)) for k in range(3)}
+    return Recommender().train(), {"dense": torch.randn(8, 13), **categories}, torch.randn(8, 1)
+
+
 MODELS = {
     "alexnet": of_images(small_classifier(vision.alexnet, 256 * 36), 64),
     "BERT_pytorch": of_tokens(BertPytorch),
@@ -137,6 +169,12 @@ MODELS = {
     "functorch_dp_cifar10": of_images(GroupNorms, 16),
     "gpt_neox": of_tokens(lambda: hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(**SMALL, max_position_embeddings=TOKENS, use_cache=False))),
     "llama": of_tokens(lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**SMALL, use_cache=False))),
+    "hf_T5": of_two_texts(lambda: hf.T5ForConditionalGeneration(hf.T5Config(**T5))),
+    "hf_T5_base": of_two_texts(lambda: hf.T5ForConditionalGeneration(hf.T5Config(**{**T5, "num_layers": 3, "feed_forward_proj": "gated-gelu"}))),
+    "hf_T5_large": of_two_texts(lambda: hf.T5ForConditionalGeneration(hf.T5Config(**{**T5, "num_heads": 4, "d_kv": 8, "num_decoder_layers": 3}))),
+    "hf_Bart": of_two_texts(bart),
+    "hf_Whisper": whisper,
+    "dlrm": dlrm,
     "LearningToPaint": lambda: (Painter().train(), torch.randn(8, 9, 32, 32), torch.randint(0, CLASSES, (8,))),
     "lennard_jones": lambda: (lennard_jones().train(), torch.randn(16, 1, 1, 1), torch.randint(0, CLASSES, (16,))),
     "mnasnet1_0": of_images(lambda: vision.MNASNet(0.25, num_classes=CLASSES, dropout=0.0), 96, 16),

@@ -194,3 +194,22 @@ class BertPytorch(torch.nn.Module):
         for block in self.blocks:
             x = block(x, mask)
         return torch.log_softmax(self.head(x), -1)
+
+
+class Recommender(torch.nn.Module):
+    """DLRM (arXiv 1906.00091): tables of categories, the sum of each one's rows, and products of all pairs with what a network makes of the
+    real numbers. Its loss is the mean squared error, the default of the published code."""
+
+    def __init__(self, tables=3, width=8):
+        super().__init__()
+        self.bottom = torch.nn.Sequential(torch.nn.Linear(13, 16), torch.nn.ReLU(), torch.nn.Linear(16, width), torch.nn.ReLU())
+        self.tables = torch.nn.ModuleList(torch.nn.EmbeddingBag(VOCABULARY, width, mode="sum") for _ in range(tables))
+        pairs = (tables + 1) * tables // 2
+        self.top = torch.nn.Sequential(torch.nn.Linear(width + pairs, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1), torch.nn.Sigmoid())
+
+    def forward(self, dense, **sparse):
+        x = self.bottom(dense)
+        all_features = torch.stack([x] + [table(sparse["sparse_%d" % k]) for k, table in enumerate(self.tables)], 1)
+        products = torch.bmm(all_features, all_features.transpose(1, 2))
+        pairs = [products[:, i, j] for i in range(all_features.shape[1]) for j in range(i)]
+        return self.top(torch.cat([x, torch.stack(pairs, 1)], 1))

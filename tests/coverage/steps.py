@@ -33,10 +33,24 @@ def batches(shape, of_images, pixels=()):
     return text[..., :-1], text[..., 1:]
 
 
+def named_batches(shapes):
+    """The same for named inputs, with the targets as the last of them. shapes: {name: (shape of a microbatch, is it of real numbers)}."""
+    random = numpy.random.RandomState(7)
+    found = {}
+    for name, (shape, real) in shapes.items():
+        whole = (STEPS, MICROBATCHES * shape[0]) + tuple(shape[1:])
+        found[name] = random.randn(*whole).astype(numpy.float32) if real else random.randint(FIRST_TOKEN, VOCABULARY, whole).astype(numpy.int32)
+    targets = found.pop("targets")
+    return found, targets
+
+
 def write_data(path, inputs, targets):
     with h5py.File(path, "w") as file:
         file.attrs["format"], file.attrs["version"] = "hapt-data", 1
-        if inputs.dtype == numpy.float32:
+        if isinstance(inputs, dict):
+            for name, value in {**inputs, "targets": targets}.items():
+                file["batches/" + name] = value
+        elif inputs.dtype == numpy.float32:
             file["images"], file["labels"] = inputs, targets
         else:
             file["batches"] = numpy.concatenate([inputs, targets[..., -1:]], -1)

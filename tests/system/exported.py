@@ -1,5 +1,6 @@
 """Exported models of PyTorch (tests/data/exported) train as there: whole, in two stages, and on two devices that share the rows.
 usage: exported.py HAPT FOLDER"""
+import ast
 import glob
 import json
 import os
@@ -46,8 +47,9 @@ def follows(name, model, data, group, options):
 def trains(name, group):
     model, data = os.path.join(KEPT, name + ".h5"), path(name + "-data.h5")
     os.makedirs(path(name), exist_ok=True)
-    of_images = bool(group.attrs["images"])
-    steps.write_data(data, *steps.batches(group.attrs["microbatch"], of_images, group.attrs.get("pixels", ())))
+    named = ast.literal_eval(group.attrs["named"]) if "named" in group.attrs else None
+    of_images = not named and bool(group.attrs["images"])
+    steps.write_data(data, *(steps.named_batches(named) if named else steps.batches(group.attrs["microbatch"], of_images, group.attrs.get("pixels", ()))))
     rate = ["--learning-rate", steps.RATE[of_images]]
     check("good" in passes("check", model).stdout, name + ": the file is checked")
     ours = follows(name, model, data, group, rate)
@@ -57,7 +59,7 @@ def trains(name, group):
     losses, _ = steps.train(model, data, path(name), *rate, *whole, ranks=2)
     apart = np.max(np.abs(losses - ours[0]) / ours[0])
     check(apart < 1e-5, f"{name}: shared rows differ by {apart:.2g}")
-    rows = int(group.attrs["microbatch"][0])
+    rows = named["targets"][0][0] if named else int(group.attrs["microbatch"][0])
     made = json.loads(passes("plan", "--input", model, "--cluster", cpu_cluster(2, "2 GB"), "--predict", "--global-batch", 4 * rows, "--fix",
                              "rows=%d" % (2 * rows), "--output", path("plan.h5"), "--json", "--overwrite").stdout or "{}")
     check(made.get("microbatches") == 2, name + ": other rows of a microbatch fit")
