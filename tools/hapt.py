@@ -38,7 +38,7 @@ class Graph:
 
     fields: named inputs instead of tokens or images, {"ids": ([16], "int32"), "price": ([1], "fp32")}: the shape of a row and the type.
     The data file holds them as /batches/NAME. self.fields has their tensors. target: the name of the one that the loss compares with.
-    Integers are below vocab, and below the sizes of the tables that they index; sequence: the number by which a row counts for tokens/s."""
+    Integers are below vocab, and below the sizes of the tables that they index."""
 
     def __init__(self, name, rows, sequence=None, vocab=None, channels=None, image=None, classes=None, dtype="fp32", seed=1, training=None,
                  labels=None, fields=None, target=None):

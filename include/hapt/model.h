@@ -128,7 +128,7 @@ enum hapt_status hapt_model_initial(const struct hapt_model *model, int tensor, 
 enum hapt_status hapt_weights_write(struct hapt_h5 *file, const char *name, int dims, const int64_t *shape,
                                     const float *value);
 
-/* Unit of training speed, "token" or "image"; and how many of them a microbatch has. */
+/* Unit of training speed, "token", "image" or (of fields) "row"; and how many of them a microbatch has. */
 const char *hapt_model_item(const struct hapt_model *model);
 int64_t hapt_model_items(const struct hapt_model *model);
 /* Training FLOPs of one microbatch (forward and backward, "6 N" style), summed over the operators. */

@@ -422,12 +422,13 @@ enum hapt_status hapt_model_initial(const struct hapt_model *model, int tensor, 
 
 const char *hapt_model_item(const struct hapt_model *model)
 {
-    return model->classes > 0 ? "image" : "token";
+    return model->classes > 0 ? "image" : hapt_model_field(model, 0) >= 0 ? "row" : "token";
 }
 
 int64_t hapt_model_items(const struct hapt_model *model)
 {
-    return model->classes > 0 ? model->microbatch : (int64_t)model->microbatch * model->sequence;
+    const bool whole = model->classes > 0 || hapt_model_field(model, 0) >= 0;
+    return whole ? model->microbatch : (int64_t)model->microbatch * model->sequence;
 }
 
 double hapt_model_flops(const struct hapt_model *model)

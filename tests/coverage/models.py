@@ -1,5 +1,5 @@
 """The smallest forms of models that tests/coverage exports: NAME: a function that returns (model, inputs, targets). The names are those of
-Pfeife's table 3 (TorchBench). bilinear, gpt_neox, opt and unet_transposed stand there in addition. Residual networks have one or two
+Pfeife's table 3 (TorchBench). bilinear, diffusion, gpt_neox, opt and unet_transposed stand there in addition. Residual networks have one or two
 blocks in each stage. timm adds three models."""
 import torch
 import torchvision.models as vision
@@ -11,7 +11,7 @@ try:
 except ImportError:  # its models are left out
     timm = None
 
-from networks import (BertPytorch, Generator, GroupNorms, Painter, PhlippeResnet, Recommender, Resized, UNet, lennard_jones, phlippe_densenet)
+from networks import (BertPytorch, Diffusion, Generator, GroupNorms, Painter, PhlippeResnet, Recommender, Resized, UNet, lennard_jones, phlippe_densenet)
 from steps import CLASSES, FIRST_TOKEN, TOKENS, VOCABULARY
 
 ROWS = 2
@@ -153,6 +153,11 @@ def dlrm():
     return Recommender().train(), {"dense": torch.randn(8, 13), **categories}, torch.randn(8, 1)
 
 
+def diffusion():
+    return Diffusion().train(), {"noisy": torch.randn(ROWS, 4, 16, 16), "time": torch.randn(ROWS, 1), "text": torch.randint(FIRST_TOKEN, VOCABULARY, (ROWS, 12))}, \
+        torch.randn(ROWS, 4, 16, 16)
+
+
 MODELS = {
     "alexnet": of_images(small_classifier(vision.alexnet, 256 * 36), 64),
     "BERT_pytorch": of_tokens(BertPytorch),
@@ -175,6 +180,7 @@ MODELS = {
     "hf_Bart": of_two_texts(bart),
     "hf_Whisper": whisper,
     "dlrm": dlrm,
+    "diffusion": diffusion,
     "LearningToPaint": lambda: (Painter().train(), torch.randn(8, 9, 32, 32), torch.randint(0, CLASSES, (8,))),
     "lennard_jones": lambda: (lennard_jones().train(), torch.randn(16, 1, 1, 1), torch.randint(0, CLASSES, (16,))),
     "mnasnet1_0": of_images(lambda: vision.MNASNet(0.25, num_classes=CLASSES, dropout=0.0), 96, 16),

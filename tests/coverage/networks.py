@@ -213,3 +213,78 @@ class Recommender(torch.nn.Module):
         products = torch.bmm(all_features, all_features.transpose(1, 2))
         pairs = [products[:, i, j] for i in range(all_features.shape[1]) for j in range(i)]
         return self.top(torch.cat([x, torch.stack(pairs, 1)], 1))
+
+
+class Residual(torch.nn.Module):
+    """Two convolutions behind group norms; the time is added between them."""
+
+    def __init__(self, before, after, time):
+        super().__init__()
+        self.first, self.second = torch.nn.GroupNorm(4, before), torch.nn.GroupNorm(4, after)
+        self.into, self.out = torch.nn.Conv2d(before, after, 3, padding=1), torch.nn.Conv2d(after, after, 3, padding=1)
+        self.time = torch.nn.Linear(time, after)
+        self.past = torch.nn.Conv2d(before, after, 1) if before != after else torch.nn.Identity()
+
+    def forward(self, x, time):
+        silu = torch.nn.functional.silu
+        y = self.into(silu(self.first(x))) + self.time(silu(time))[:, :, None, None]
+        return self.past(x) + self.out(silu(self.second(y)))
+
+
+class Reads(torch.nn.Module):
+    """Pixels attend to the words of a text."""
+
+    def __init__(self, channels, text, heads=2):
+        super().__init__()
+        self.heads, self.norm = heads, torch.nn.LayerNorm(channels)
+        self.q, self.k, self.v, self.out = (torch.nn.Linear(wide, channels, bias=False) for wide in (channels, text, text, channels))
+
+    def forward(self, x, text):
+        b, c, height, width = x.shape
+        pixels = x.flatten(2).transpose(1, 2)
+        q, k, v = (one.unflatten(2, (self.heads, -1)).transpose(1, 2) for one in (self.q(self.norm(pixels)), self.k(text), self.v(text)))
+        seen = torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return x + self.out(seen).transpose(1, 2).unflatten(2, (height, width))
+
+
+class Diffusion(torch.nn.Module):
+    """A latent diffusion model in its smallest form (arXiv 2112.10752): a frozen encoder of texts, and a U-Net that finds the noise in an
+    image, given the time and the text. widths: channels of each resolution."""
+
+    def __init__(self, widths=(8, 16), text=16, layers=2, vocabulary=VOCABULARY, words=12, time=16, channels=4):
+        super().__init__()
+        self.words, self.places = torch.nn.Embedding(vocabulary, text), torch.nn.Parameter(torch.randn(words, text) * 0.1)
+        layer = torch.nn.TransformerEncoderLayer(text, 2, 2 * text, 0.0, batch_first=True, norm_first=True)
+        self.encoder = torch.nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        for frozen in (self.words, self.encoder):
+            frozen.requires_grad_(False)
+        self.places.requires_grad_(False)
+        self.register_buffer("rates", torch.exp(torch.linspace(0, -6, time // 2)))
+        self.time = torch.nn.Sequential(torch.nn.Linear(time, time), torch.nn.SiLU(), torch.nn.Linear(time, time))
+        self.begin = torch.nn.Conv2d(channels, widths[0], 3, padding=1)
+        self.down, self.shrink, self.up, self.grow = (torch.nn.ModuleList() for _ in range(4))
+        before = widths[0]
+        for width in widths:
+            self.down.append(torch.nn.ModuleList([Residual(before, width, time), Reads(width, text)]))
+            self.shrink.append(torch.nn.Conv2d(width, width, 3, stride=2, padding=1))
+            before = width
+        self.middle = torch.nn.ModuleList([Residual(before, before, time), Reads(before, text), Residual(before, before, time)])
+        for width in reversed(widths):
+            self.grow.append(torch.nn.Sequential(torch.nn.Upsample(scale_factor=2), torch.nn.Conv2d(before, width, 3, padding=1)))
+            self.up.append(torch.nn.ModuleList([Residual(2 * width, width, time), Reads(width, text)]))
+            before = width
+        self.end = torch.nn.Sequential(torch.nn.GroupNorm(4, before), torch.nn.SiLU(), torch.nn.Conv2d(before, channels, 3, padding=1))
+
+    def forward(self, noisy, time, text):
+        text = self.encoder(self.words(text) + self.places)
+        angles = time * self.rates
+        time = self.time(torch.cat([torch.sin(angles), torch.cos(angles)], 1))
+        x, skips = self.begin(noisy), []
+        for (residual, reads), shrink in zip(self.down, self.shrink):
+            x = reads(residual(x, time), text)
+            skips.append(x)
+            x = shrink(x)
+        x = self.middle[2](self.middle[1](self.middle[0](x, time), text), time)
+        for (residual, reads), grow in zip(self.up, self.grow):
+            x = reads(residual(torch.cat([grow(x), skips.pop()], 1), time), text)
+        return self.end(x)

@@ -36,6 +36,7 @@ if [ "${HAPT_LONG:-0}" != 0 ]; then # half a minute, and 12 to 3 s each
     section 1 '^gpt2-124m: a plan at 2 of 2 sizes; worst cliff @; the best single choice takes @ to @ times as long$' memory
     section 4 '^on the (device|host), (in-order|priority): measured / predicted: median @' run priority
     section 2 '^3 : 1: even split.* / hapt: median @ ' run unet
+    section 2 '^3 : 1: even split.* / hapt: median @ ' run diffusion
     section 1 '^1 of 1 stages with weights on the host: measured / predicted: median @' run weights
     section 2 '^step time, (even|proportional) data parallelism / HAP: median @ ' run hetero
     check "bench/run hetero: predictions" grep -qE '^predicted against measured over 5 plans: Pearson -?[0-9.]+,' "$scratch/out"
