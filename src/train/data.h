@@ -73,14 +73,6 @@ enum hapt_status data_of_rows(int rows, int64_t width, int64_t document_end, str
  * may have any number of rows. One rank. */
 enum hapt_status data_layout_find(struct hapt_h5 *file, const struct hapt_model *model,
                                   const struct hapt_data_order *order, struct data_layout *layout);
-/* Checks that batches of `shape`, [step][row]..., have `rows` rows (0: any number), and that there are `steps` of them.
- */
-enum hapt_status data_check_steps(const char *path, const char *dataset, const int64_t *shape,
-                                  const struct hapt_model *model, int rows, int64_t steps);
-/* HAPT_ERR_INPUT: `rows` rows of `elements` are too many. */
-enum hapt_status data_check_product(const char *path, int64_t rows, int64_t elements);
-/* HAPT_ERR_INPUT: a batch has no target. [units] */
-enum hapt_status data_check_counts(struct hapt_h5 *file, const struct data_layout *layout, const int64_t *count);
 /* Elements of data_memory.target_count. */
 int64_t data_target_counts(const struct data_layout *layout);
 /* The number of different rows. */
@@ -101,6 +93,16 @@ enum hapt_status data_check_values(struct hapt_h5 *file, const struct data_layou
 /* Reads and checks the values. One rank. */
 enum hapt_status data_fill(struct hapt_h5 *file, const struct data_layout *layout, const struct data_memory *memory);
 
+/* ---- data_read.c ---- */
+
+/* Checks that batches of `shape`, [step][row]..., have `rows` rows (0: any number), and that there are `steps` of them.
+ */
+enum hapt_status data_check_steps(const char *path, const char *dataset, const int64_t *shape,
+                                  const struct hapt_model *model, int rows, int64_t steps);
+/* HAPT_ERR_INPUT: `rows` rows of `elements` are too many. */
+enum hapt_status data_check_product(const char *path, int64_t rows, int64_t elements);
+/* HAPT_ERR_INPUT: a batch has no target. [units] */
+enum hapt_status data_check_counts(struct hapt_h5 *file, const struct data_layout *layout, const int64_t *count);
 /* Takes elements [first, first + count) of a dataset that is read: I32 or F32, or U8 if it is read as that. */
 struct data_reading {
     const struct data_layout *layout;
