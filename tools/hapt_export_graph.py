@@ -85,7 +85,8 @@ class Exporter:
         """Arguments of the graph for named inputs."""
         self.of_tokens, self.places, self.target_shape = False, None, tuple(targets.shape)
         sizes = [node.args[0].meta["val"].shape[0] for node in self.nodes if base_name(node) in ("embedding", "embedding_bag")]
-        sizes += [node.args[0].meta["val"].shape[-1] for node in self.nodes if node.target == ATEN.cross_entropy_loss.default]
+        sizes += [node.args[0].meta["val"].shape[1] for node in self.nodes if node.target == ATEN.cross_entropy_loss.default]
+        sizes += [int(one.max()) + 1 for one in self.fields.values() if not one.is_floating_point()]
         fields = {**self.fields, "targets": targets}
         if "targets" in self.fields or any(one.dim() < 1 or one.shape[0] != self.rows for one in fields.values()):
             raise Unsupported("named inputs are tensors [rows][...], and none of them is named targets")
@@ -99,7 +100,7 @@ class Exporter:
             raise Unsupported("inputs are neither tokens [rows][T] nor square images [rows][C][H][H]")
         fits = targets.shape == inputs.shape if self.of_tokens else targets.shape[:1] == inputs.shape[:1] and targets.dim() in (1, 3)
         if not fits or targets.is_floating_point():
-            raise Unsupported("targets are neither tokens [rows][T] nor labels [rows] or [rows][H][W]")
+            raise Unsupported("targets are neither tokens [rows][T] nor labels [rows] or [rows][H][W]; other models have a dict of inputs")
         logits = next(node.args[0].meta["val"] for node in self.nodes if node.target == ATEN.cross_entropy_loss.default)
         sizes = {"sequence": inputs.shape[1], "vocab": logits.shape[-1]} if self.of_tokens else {
             "channels": inputs.shape[1], "image": inputs.shape[2], "classes": logits.shape[1]}

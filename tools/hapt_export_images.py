@@ -28,7 +28,7 @@ def conv2d(e, node, x, weight, bias=None, stride=(1, 1), padding=(0, 0), dilatio
 
 @handles("conv1d")
 def conv1d(e, node, x, weight, bias=None, stride=(1,), padding=(0,), dilation=(1,), groups=1):
-    """The convolution of an image of one line."""
+    """The convolution of an image of height 1."""
     if isinstance(padding, str):
         raise Unsupported("padding %s" % padding)
     (stride,), (padding,), (dilation,) = as_list(stride, 1), as_list(padding, 1), as_list(dilation, 1)

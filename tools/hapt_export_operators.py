@@ -151,7 +151,7 @@ def embedding(e, node, table, indices, padding=-1, by_frequency=False, sparse=Fa
             some = e.take_rows(table, flat)
         return e.reshape(some, indices.shape + table.shape[1:], indices.wide + table.wide[1:])
     if table.parameter is None or len(indices.shape) != 2 or indices.tensor not in e.integers():
-        raise Unsupported("indices that are not the model's tokens")
+        raise Unsupported("indices that are no input of integers [rows][T]")
     made = e.op("embedding", [indices, table.parameter, None], indices.shape + table.shape[1:], indices.wide + table.wide[1:])
     e.rows_source = e.rows_source or made
     return made
@@ -185,7 +185,7 @@ def log_softmax(e, node, x, dim, *rest):
             stack += list(user.users)
         else:
             ends.append(user.target)
-    if ends != [ATEN.cross_entropy_loss.default] or dim % len(x.shape) != (1 if e.places else len(x.shape) - 1):
+    if ends != [ATEN.cross_entropy_loss.default] or dim % len(x.shape) != (1 if e.places or (e.fields and len(x.shape) > 3) else len(x.shape) - 1):
         raise Unsupported("something else than the cross entropy reads it")
     return x
 
@@ -387,9 +387,9 @@ def cross_entropy(e, node, logits, targets, weight=None, reduction=1, ignore=-10
         raise Unsupported("weights of classes, or another reduction than the mean")
     if smoothing:
         e.notes.add("the losses that hapt prints are those without label smoothing")
-    if e.places:
-        if len(logits.shape) < 3 or logits.shape[0] != e.rows or math.prod(logits.shape[2:]) != e.places:
-            raise Unsupported("logits that are not [rows][classes] and the pixels")
+    if e.places and (len(logits.shape) < 3 or logits.shape[0] != e.rows or math.prod(logits.shape[2:]) != e.places):
+        raise Unsupported("logits that are not [rows][classes] and the pixels")
+    if len(logits.shape) > 2:
         logits = e.permute(logits, [0, *range(2, len(logits.shape)), 1])
     lead = (e.rows, e.graph.sizes["sequence"]) if e.of_tokens else (e.rows, e.places) if e.places else (e.rows,)
     if e.fields:
@@ -406,10 +406,12 @@ def embedding_bag(e, node, table, indices, offsets, by_frequency=False, mode=0, 
     while indices.made_by and indices.made_by[0] == "reshape":
         indices = indices.made_by[1]
     size = indices.shape[-1]
+    if padding is not None and padding >= 0:
+        raise Unsupported("padding, which its sums leave out")
     if weights is not None or mode not in (0, 1) or offsets.constant is None or len(indices.shape) != 2 or \
             offsets.constant.tolist() != list(range(0, math.prod(indices.shape), size)):
         raise Unsupported("bags of several sizes, weights, or the maximum")
-    rows = embedding(e, node, table, indices, -1 if padding is None else padding, by_frequency)
+    rows = embedding(e, node, table, indices, -1, by_frequency)
     return [e.reduce("sum" if mode == 0 else "mean", rows, [1], False)]
 
 
@@ -426,9 +428,11 @@ def where(e, node, chosen, x, other):
     """x where a constant mask is true, else other."""
     if chosen.constant is None:
         raise Unsupported("a condition that is computed from inputs")
-    e.drop_rows(chosen)
+    for value in (chosen, x, other):
+        if isinstance(value, Value) and value.constant is not None:
+            e.drop_rows(value)
     mask = chosen.constant.bool()
-    if mask.all():
+    if mask.all() and isinstance(x, Value) and torch.broadcast_shapes(mask.shape, x.shape) == torch.Size(x.shape):
         return x
     parts = []
     for value, seen in ((x, mask), (other, ~mask)):

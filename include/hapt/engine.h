@@ -31,10 +31,10 @@ struct hapt_engine_links {
     hapt_shard_reduce *shard_reduce;
     void *shard_reduce_context[HAPT_MESH_AXES];
     /* Before and after a forward pass updates parameters (hapt_engine_defer_update): this time is not the pass's.
-     * `share`: of the FLOPs of the pass, those of its steps so far. */
+     * `share`: FLOPs of the steps so far, over those of the pass. */
     void (*leave)(void *context, double share);
     void (*resume)(void *context);
-    /* After kernels of an update, `cpu_s` of this thread. A slowed device delays the copies that wait for them. */
+    /* After kernels of an update, which took this thread cpu_s. A slowed CPU delays the copies that wait for them. */
     void (*updated)(void *context, double cpu_s);
     /* All links except `shard_reduce` take device addresses, even if the host cannot read them. */
     bool on_device;

@@ -41,7 +41,7 @@ enum hapt_tensor_role { /* meaning of an INPUT */
                         HAPT_ROLE_FIELD /* [rows][...] int32 or fp32: /batches/NAME of the data, NAME: the tensor's */
 };
 
-enum { HAPT_FIELD_CHARS = 64, HAPT_MOST_FIELDS = 16 }; /* a field's name with its final zero; fields of a model */
+enum { HAPT_FIELD_CHARS = 64, HAPT_MOST_FIELDS = 64 }; /* a field's name with its final zero; fields of a model */
 
 enum hapt_init { HAPT_INIT_ZERO, HAPT_INIT_ONE, HAPT_INIT_NORMAL };
 

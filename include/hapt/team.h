@@ -51,7 +51,7 @@ struct hapt_team {
     int64_t step;
     int microbatch;
     int passing;                      /* microbatch of the pass that updates interrupt */
-    double passing_s;                 /* and its planned_s */
+    double passing_s;                 /* planned_s of that pass */
     double busy_s, reduce_s;          /* computing; waiting for the team. Since the owner last reset them */
     struct hapt_team_times times;     /* likewise */
     const struct hapt_backend *clock; /* clock of computation; NULL: CPU time of its thread */

@@ -146,6 +146,8 @@ static enum hapt_status check_tokens(struct hapt_h5 *file, struct hapt_arena *ar
     return HAPT_OK;
 }
 
+enum { MOST_INPUTS = 1 << 16 }; /* named ones of a data file; a model may read some of them */
+
 static enum hapt_status check_open_data(struct hapt_h5 *file, struct hapt_arena *arena, struct finding *finding)
 {
     int dims = 0;
@@ -154,7 +156,12 @@ static enum hapt_status check_open_data(struct hapt_h5 *file, struct hapt_arena 
     const char **field;
     int64_t fields = 0;
     if (hapt_h5_is_group(file, "/batches")) {
-        HAPT_TRY(hapt_h5_list(file, "/batches", HAPT_MOST_FIELDS, arena, &fields, &field));
+        HAPT_TRY(hapt_h5_list(file, "/batches", MOST_INPUTS, arena, &fields, &field));
+        for (int64_t f = 0; f < fields; f++) {
+            char name[512];
+            snprintf(name, sizeof name, "/batches/%s", field[f]);
+            HAPT_TRY(hapt_h5_shape(file, name, &dims, shape));
+        }
         describe(finding, "%" PRId64 " named inputs in /batches", fields);
         return HAPT_OK;
     }

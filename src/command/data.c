@@ -38,7 +38,7 @@ const char hapt_command_data_help[] =
     "\n"
     "A graph of your own may name its inputs. It then reads /batches/NAME [n][...] for the input NAME, sampled by\n"
     "seed, or exact batches /batches/NAME [step][row][...]: integers or floats, the same rows in all of them. Targets\n"
-    "of the loss may be -100 (integers) or NaN (floats): no loss there.\n";
+    "of the loss may be -100 (integers) or NaN (floats): no loss there. Datasets have at most 5 dimensions.\n";
 
 #define MOST_PAIRS ((int64_t)1 << 27) /* 512 MB */
 

@@ -17,7 +17,7 @@ const char hapt_command_evaluate_help[] =
     "Models without them (hapt model --running-statistics no) are an exception: they use those of each microbatch,\n"
     "as in training, and copies of the first row fill the last one.\n"
     "\n"
-    "Prints the loss per target, in nats unless it is a squared error; for tokens the perplexity, exp(loss); and\n"
+    "Prints the loss per target, in nats unless it is a squared error; without images the perplexity, exp(loss); and\n"
     "top-1, the share of targets that are the largest logit (not if the plan splits the vocabulary over devices, or\n"
     "if the loss is a squared error). --json prints one object: format\n"
     "\"hapt-evaluation\", version, loss, perplexity, top1, rows, targets, step (of the checkpoint).\n";

@@ -51,8 +51,8 @@ const char hapt_command_model_help[] =
     "  /training/option, value     [n] text: defaults of training options\n"
     "  /tensors/name, kind, role, dtype, init\n"
     "                              [t] text; kinds: input, parameter, activation; roles of inputs: tokens, targets,\n"
-    "                              images, labels, row_keys, training, positions, loss_scale; dtypes: fp32, bf16,\n"
-    "                              fp16, int32; inits: zero, one, normal\n"
+    "                              images, labels, row_keys, training, positions, field, loss_scale; dtypes: fp32,\n"
+    "                              bf16, fp16, int32; inits: zero, one, normal\n"
     "  /tensors/shape [t][5]       sizes, 0 after the last dimension; for a whole microbatch\n"
     "  /tensors/init_std [t]       standard deviation of normal initial values\n"
     "  /tensors/trainable [t]      1: the optimizer updates this parameter\n"
@@ -63,7 +63,7 @@ const char hapt_command_model_help[] =
     "                              attributes, e.g. heads and causal of attention, epsilon of layer_norm\n"
     "  /parameters/NAME            optional: initial values, fp32\n"
     "  /files/NAME                 optional: bytes of files that hapt export copies (hapt import)\n"
-    "  /tokens, /batches, /targets, /images, /labels, /mean, /std\n"
+    "  /tokens, /batches, /batches/NAME, /targets, /images, /labels, /mean, /std\n"
     "                              optional: data (hapt help data)\n";
 
 /* Passes over held-out rows normalise by running statistics, so a user should know if those are not the data's. */

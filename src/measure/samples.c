@@ -39,7 +39,7 @@ static enum hapt_status fill_input(const struct hapt_model *model, const struct 
     union {
         int32_t index;
         float pixel;
-    } *value = malloc(bytes); /* tokens, targets, labels and row keys; images */
+    } *value = malloc(bytes); /* integers; images and fields of real numbers */
     if (!value) return hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory for %zu bytes of samples", bytes);
     const int field = input->role == HAPT_ROLE_FIELD ? hapt_model_find_field(model, input->name) : -1;
     const uint64_t values = (uint64_t)(field >= 0           ? hapt_model_field_limit(model, field)

@@ -279,13 +279,14 @@ static enum hapt_status check_fields(const struct hapt_model *model)
     for (int index = 0; index < graph->forward_count; index++) {
         const struct hapt_op *op = &graph->op[index];
         if (strcmp(hapt_op_type_at(op->type)->name, "mse") == 0 && graph->tensor[op->input[1]].role != HAPT_ROLE_FIELD)
-            return hapt_fail(HAPT_ERR_INPUT, "give the values that it compares with an input with the role field",
+            return hapt_fail(HAPT_ERR_INPUT, "give the targets of mse as an input with the role field",
                              "operator %s (mse) reads %s, which is no field", op->name,
                              graph->tensor[op->input[1]].name);
     }
     if (hapt_model_field(model, 0) < 0) return HAPT_OK;
     if (hapt_model_field(model, HAPT_MOST_FIELDS) >= 0)
-        return hapt_fail(HAPT_ERR_INPUT, "join some of them", "a model has at most %d fields", HAPT_MOST_FIELDS);
+        return hapt_fail(HAPT_ERR_INPUT, "join inputs of real numbers", "a model has at most %d fields",
+                         HAPT_MOST_FIELDS);
     for (size_t k = 0; k < sizeof others / sizeof *others; k++)
         if (hapt_model_input(model, others[k]) >= 0)
             return hapt_fail(HAPT_ERR_INPUT, "give all of its data the role field",
@@ -296,6 +297,10 @@ static enum hapt_status check_fields(const struct hapt_model *model)
                          "no field has the targets of the loss");
     for (int index = 0; index < graph->forward_count; index++) {
         const struct hapt_op *op = &graph->op[index];
+        if (is_loss(op) && op->input[1] != tensor)
+            return hapt_fail(HAPT_ERR_INPUT, "let all losses compare with one field",
+                             "operator %s compares with %s, another loss with %s", op->name,
+                             graph->tensor[op->input[1]].name, graph->tensor[tensor].name);
         for (int i = 0; i < op->input_count; i++)
             if (op->input[i] == tensor && !(is_loss(op) && i == 1))
                 return hapt_fail(HAPT_ERR_INPUT, "give those elements as another field",

@@ -1,5 +1,4 @@
 /* Copies data from a data file into a model file, if they fit the model, in the smallest integer type that fits. */
-#include <stdio.h>
 #include <string.h>
 
 #include "hapt/model.h"
@@ -88,28 +87,6 @@ static enum hapt_status copy_images(struct hapt_h5 *file, struct hapt_h5 *source
     return copy_reals(file, source, "/std", 1, &channels, MAX_CHANNELS, arena);
 }
 
-static enum hapt_status copy_fields(struct hapt_h5 *file, struct hapt_h5 *source, const struct hapt_model *model,
-                                    struct hapt_arena *arena)
-{
-    for (int number = 0, t; (t = hapt_model_field(model, number)) >= 0; number++) {
-        const struct hapt_tensor *tensor = &model->graph->tensor[t];
-        int dims = 0;
-        int64_t shape[HAPT_H5_MAX_DIMS];
-        char name[HAPT_FIELD_CHARS + 16];
-        snprintf(name, sizeof name, "/batches/%s", tensor->name);
-        if (!hapt_h5_is_group(source, "/batches") || !hapt_h5_exists(source, name))
-            return hapt_fail(HAPT_ERR_INPUT, "see `hapt help data`", "%s has no %s, which this model needs",
-                             hapt_h5_path(source), name);
-        HAPT_TRY(hapt_h5_shape(source, name, &dims, shape));
-        if (tensor->dtype == HAPT_F32)
-            HAPT_TRY(copy_reals(file, source, name, dims, shape, MAX_TOKENS, arena));
-        else
-            HAPT_TRY(copy_integers(file, source, name, (int)hapt_model_field_limit(model, number),
-                                   hapt_model_target_field(model) == number, arena));
-    }
-    return HAPT_OK;
-}
-
 enum hapt_status hapt_model_open_content(const char *path, struct hapt_h5 **file)
 {
     char format[sizeof "hapt-model"] = "";
@@ -123,9 +100,7 @@ enum hapt_status hapt_model_copy_data(struct hapt_h5 *file, const struct hapt_mo
     struct hapt_h5 *source;
     HAPT_TRY(hapt_model_open_content(path, &source));
     enum hapt_status status;
-    if (hapt_model_field(model, 0) >= 0) {
-        status = copy_fields(file, source, model, arena);
-    } else if (model->classes > 0) {
+    if (model->classes > 0) {
         status = copy_images(file, source, model, arena);
     } else if (hapt_h5_exists(source, "/tokens")) {
         status = copy_integers(file, source, "/tokens", model->vocab, false, arena);

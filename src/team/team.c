@@ -378,11 +378,11 @@ static void resume_pass(void *context)
     hapt_team_stretch_begin(team);
 }
 
-/* The computation around it ends no later for this: its own delay covers all CPU time since its start. */
+/* On a device with a clock of its own, its queue delays the copies already. */
 static void updated(void *context, double cpu_s)
 {
     const struct hapt_team *team = context;
-    if (team->slowdown > 1) hapt_time_sleep_until(hapt_time_s() + (team->slowdown - 1) * cpu_s);
+    if (team->slowdown > 1 && !team->clock) hapt_time_sleep_until(hapt_time_s() + (team->slowdown - 1) * cpu_s);
 }
 
 void hapt_team_links(struct hapt_team *team, struct hapt_engine_links *links)

@@ -451,7 +451,7 @@ static int64_t field_targets(const struct hapt_data *data, int64_t row)
 static int64_t row_targets(const struct hapt_data *data, int64_t start)
 {
     const struct data_layout *layout = &data->layout;
-    if (layout->fields > 0) return field_targets(data, start);
+    if (layout->fields > 0) return layout->exact ? field_targets(data, start) : data->memory.target_count[start];
     if (layout->shifted && data->document_end >= 0)
         return count_others(&data->inputs, start, layout->target_width, data->document_end);
     if (layout->shifted || (layout->images && !layout->pixels)) return layout->target_width;

@@ -55,8 +55,8 @@ struct data_memory {
     void *inputs;                          /* NULL: mapped */
     int32_t *targets;                      /* NULL: mapped, or shifted */
     int64_t *input_offset, *target_offset; /* [blocks] of mapped datasets */
-    int64_t *target_count; /* /targets beside batches, labels of pixels: targets of each unit; /targets beside a stream:
-                              those before each DATA_COUNT_UNITS units; else NULL */
+    int64_t *target_count; /* /targets beside batches, labels of pixels, fields: targets of each unit; /targets beside a
+                              stream: those before each DATA_COUNT_UNITS units; else NULL */
     float *mean, *std;     /* [channels] a pixel's value is (stored - mean) / std */
     struct {
         void *value;     /* NULL: mapped */
@@ -88,7 +88,7 @@ enum hapt_status data_find_offsets(struct hapt_h5 *file, const struct data_layou
                                    const struct data_memory *memory);
 /* Maps the file of the layout. False: it cannot be mapped, or it is another file (fstat). */
 bool data_map(const char *path, const struct data_layout *layout, const char **base);
-/* Checks that all tokens, targets and labels are within the model's range. One rank. */
+/* Checks that all tokens, targets, labels and integers of fields are within the model's range. One rank. */
 enum hapt_status data_check_values(struct hapt_h5 *file, const struct data_layout *layout);
 /* Reads and checks the values. One rank. */
 enum hapt_status data_fill(struct hapt_h5 *file, const struct data_layout *layout, const struct data_memory *memory);
@@ -106,9 +106,8 @@ enum hapt_status data_check_counts(struct hapt_h5 *file, const struct data_layou
 /* Takes elements [first, first + count) of a dataset that is read: I32 or F32, or U8 if it is read as that. */
 struct data_reading {
     const struct data_layout *layout;
-    const struct data_memory *memory; /* NULL: they are only checked */
-    int field;                        /* of the layout; -1: the dataset is none */
-    int64_t *targets; /* of a field: counts the targets of each batch, or ([1]) of all rows; NULL: it has none */
+    const struct data_memory *memory; /* of a field never NULL; else NULL: they are only checked */
+    int field;                        /* of the layout; -1: not a field */
 };
 typedef enum hapt_status data_take(const struct data_reading *reading, const void *read, int64_t first, int64_t count,
                                    const char *path);

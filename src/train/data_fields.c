@@ -4,7 +4,6 @@
  */
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "data.h"
@@ -45,7 +44,7 @@ static enum hapt_status find_field(struct hapt_h5 *file, const struct hapt_model
     if (exact) HAPT_TRY(data_check_steps(path, field->name, shape, model, rows, steps));
     const int64_t units = exact && rows > 0 ? steps : shape[0], each = exact ? shape[1] : 1;
     HAPT_TRY(data_check_product(path, each, field->width));
-    if (units < 1) return hapt_fail(HAPT_ERR_INPUT, "give more data", "%s: %s holds no row", path, field->name);
+    if (shape[0] < 1) return hapt_fail(HAPT_ERR_INPUT, "give more data", "%s: %s holds no row", path, field->name);
     if (number == 0) {
         layout->exact = exact;
         layout->units = units;
@@ -72,8 +71,8 @@ enum hapt_status data_fields_find(struct hapt_h5 *file, const struct hapt_model 
 static void count_target(const struct data_reading *reading, int64_t element)
 {
     const struct data_layout *layout = reading->layout;
-    const int64_t width = layout->field[reading->field].width * layout->unit_inputs;
-    if (reading->targets) reading->targets[layout->exact ? element / width : 0]++;
+    const struct data_field *field = &layout->field[reading->field];
+    if (field->target) reading->memory->target_count[element / (field->width * layout->unit_inputs)]++;
 }
 
 static enum hapt_status take_integers(const struct data_reading *reading, const void *read, int64_t first,
@@ -112,35 +111,32 @@ static enum hapt_status take_field(const struct data_reading *reading, const voi
                                    const char *path)
 {
     const bool whole = reading->layout->field[reading->field].type == HAPT_H5_I32;
-    char *to = reading->memory ? reading->memory->field[reading->field].value : NULL;
+    char *to = reading->memory->field[reading->field].value;
     HAPT_TRY((whole ? take_integers : take_reals)(reading, read, first, count, path));
     if (to) memcpy(to + (size_t)first * sizeof(float), read, (size_t)count * sizeof(float)); /* both have 4 bytes */
     return HAPT_OK;
 }
 
 /* Every batch has a target; of rows that are drawn, some row has one. */
-static enum hapt_status check_targets(struct hapt_h5 *file, const struct data_layout *layout, const int64_t *targets)
+static enum hapt_status check_targets(struct hapt_h5 *file, const struct data_layout *layout, const int64_t *count)
 {
     int64_t all = 0;
-    for (int64_t k = 0; k < (layout->exact ? layout->units : 1); k++) all += targets[k];
+    for (int64_t unit = 0; unit < layout->units; unit++) all += count[unit];
     if (all == 0)
         return hapt_fail(HAPT_ERR_INPUT, "give targets that are not -100 or NaN", "%s has no target",
                          hapt_h5_path(file));
-    return layout->exact ? data_check_counts(file, layout, targets) : HAPT_OK;
+    return layout->exact ? data_check_counts(file, layout, count) : HAPT_OK;
 }
 
 enum hapt_status data_fields_fill(struct hapt_h5 *file, const struct data_layout *layout,
                                   const struct data_memory *memory)
 {
-    int64_t *targets = calloc(layout->exact ? (size_t)layout->units : 1, sizeof *targets);
-    enum hapt_status status = targets ? HAPT_OK : hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory to count targets");
-    for (int f = 0; f < layout->fields && status == HAPT_OK; f++) {
+    for (int64_t unit = 0; unit < layout->units; unit++) memory->target_count[unit] = 0;
+    for (int f = 0; f < layout->fields; f++) {
         const struct data_field *field = &layout->field[f];
-        const struct data_reading reading = {layout, memory, f, field->target ? targets : NULL};
-        status =
-            data_read_blocks(file, field->name, field->type, &reading, field->width * layout->unit_inputs, take_field);
+        const struct data_reading reading = {layout, memory, f};
+        HAPT_TRY(
+            data_read_blocks(file, field->name, field->type, &reading, field->width * layout->unit_inputs, take_field));
     }
-    if (status == HAPT_OK) status = check_targets(file, layout, targets);
-    free(targets);
-    return status;
+    return check_targets(file, layout, memory->target_count);
 }

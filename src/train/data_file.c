@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-
 /* Checks that `second` has the first `dims` extents of `first`. */
 static enum hapt_status check_alike(struct hapt_h5 *file, const char *first, const int64_t *extent, const char *second,
                                     int dims)
@@ -296,8 +295,8 @@ static enum hapt_status sum_counts(struct hapt_h5 *file, const struct data_layou
 
 int64_t data_target_counts(const struct data_layout *layout)
 {
-    if (layout->pixels) return layout->units;
-    if (layout->shifted || layout->images || layout->fields > 0) return 0;
+    if (layout->pixels || layout->fields > 0) return layout->units;
+    if (layout->shifted || layout->images) return 0;
     return layout->exact ? layout->units : (layout->units + DATA_COUNT_UNITS - 1) / DATA_COUNT_UNITS;
 }
 
@@ -305,7 +304,7 @@ static enum hapt_status check_targets(struct hapt_h5 *file, const struct data_la
                                       const struct data_memory *memory)
 {
     const int64_t counts = data_target_counts(layout);
-    const struct data_reading reading = {layout, memory, -1, NULL};
+    const struct data_reading reading = {layout, memory, -1};
     for (int64_t i = 0; i < counts; i++) memory->target_count[i] = 0;
     HAPT_TRY(data_read_blocks(file, "/targets", HAPT_H5_I32, &reading, layout->unit_targets, store_targets));
     return layout->exact ? data_check_counts(file, layout, memory->target_count)
@@ -317,7 +316,7 @@ static enum hapt_status check_labels_of(struct hapt_h5 *file, const struct data_
                                         const struct data_memory *memory)
 {
     const int64_t counts = data_target_counts(layout);
-    const struct data_reading reading = {layout, memory, -1, NULL};
+    const struct data_reading reading = {layout, memory, -1};
     int64_t all = 0;
     for (int64_t i = 0; i < counts; i++) memory->target_count[i] = 0;
     HAPT_TRY(data_read_blocks(file, "/labels", HAPT_H5_I32, &reading, layout->unit_targets, store_labels));
@@ -330,7 +329,7 @@ static enum hapt_status check_labels_of(struct hapt_h5 *file, const struct data_
 
 enum hapt_status data_fill(struct hapt_h5 *file, const struct data_layout *layout, const struct data_memory *memory)
 {
-    const struct data_reading reading = {layout, memory, -1, NULL};
+    const struct data_reading reading = {layout, memory, -1};
     HAPT_TRY(data_find_offsets(file, layout, memory));
     if (layout->fields > 0) return data_fields_fill(file, layout, memory);
     if (layout->images) {
@@ -345,17 +344,18 @@ enum hapt_status data_fill(struct hapt_h5 *file, const struct data_layout *layou
 
 enum hapt_status data_check_values(struct hapt_h5 *file, const struct data_layout *layout)
 {
-    const struct data_reading checking = {layout, NULL, -1, NULL};
-    if (layout->fields > 0) return data_fields_fill(file, layout, NULL);
+    const struct data_reading checking = {layout, NULL, -1};
     const struct data_memory counts = {.target_count =
                                            malloc((size_t)data_target_counts(layout) * sizeof(int64_t) + 1)};
     enum hapt_status status =
         counts.target_count ? HAPT_OK : hapt_fail(HAPT_ERR_MEMORY, NULL, "no memory to count targets");
+    if (status == HAPT_OK && layout->fields > 0) status = data_fields_fill(file, layout, &counts);
     if (status == HAPT_OK && layout->images) status = check_labels_of(file, layout, &counts);
-    if (status == HAPT_OK && !layout->images)
+    const bool tokens = !layout->images && layout->fields == 0;
+    if (status == HAPT_OK && tokens)
         status =
             data_read_blocks(file, data_inputs_name(layout), HAPT_H5_I32, &checking, layout->unit_inputs, store_tokens);
-    if (status == HAPT_OK && !layout->images && !layout->shifted) status = check_targets(file, layout, &counts);
+    if (status == HAPT_OK && tokens && !layout->shifted) status = check_targets(file, layout, &counts);
     free(counts.target_count);
     return status;
 }

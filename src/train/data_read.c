@@ -36,7 +36,7 @@ enum hapt_status data_check_counts(struct hapt_h5 *file, const struct data_layou
 {
     for (int64_t step = 0; step < layout->units && !layout->held_out; step++)
         if (count[step] == 0)
-            return hapt_fail(HAPT_ERR_INPUT, "give each step at least one target that is not -100",
+            return hapt_fail(HAPT_ERR_INPUT, "give each step at least one target that is not -100 (real numbers: NaN)",
                              "%s: batch %lld has no target", hapt_h5_path(file), (long long)step);
     return HAPT_OK;
 }

@@ -1,14 +1,15 @@
 """usage: fields.py HAPT FOLDER. A model with two inputs, integers that index a table and real numbers, and two losses: the squared error
-with real targets, and cross-entropy with integers. NumPy computes losses and steps of gradient descent in fp64. Some targets lack (NaN,
--100): another number of them in each row."""
+with real targets, and cross-entropy with integers. NumPy computes losses and steps of gradient descent in fp64. Some targets are missing
+(NaN, -100): another number of them in each row."""
 import json
 import os
+import shutil
 import sys
 
 import h5py
 import numpy as np
 
-from checking import check, cpu_cluster, end, passes, path, refuses
+from checking import check, cpu_cluster, end, passes, path, refuses, run
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tools"))
 import hapt  # noqa: E402
@@ -17,7 +18,7 @@ ROWS, B, WORDS, VOCAB, NUMBERS, WIDTH, OUT, STEPS, RATE = 2, 3, 4, 11, 3, 8, 5, 
 random = np.random.default_rng(5)
 
 
-def model(name, loss_kind, values=None):
+def model(name, loss_kind):
     """Per word: relu([table[word] | numbers W + b]) V + c, compared with OUT numbers, or with one of OUT classes."""
     squares = loss_kind == "mse"
     graph = hapt.Graph("fields", rows=ROWS, vocab=VOCAB, fields={
@@ -28,8 +29,8 @@ def model(name, loss_kind, values=None):
     y = graph.linear(graph.op("cast", graph.fields["numbers"]), "numbers_in", NUMBERS, WIDTH)
     z = graph.linear(graph.op("relu", x + y), "out", WIDTH, OUT)
     loss = graph.mse(z) if squares else graph.cross_entropy(z)
-    graph.values.update(values or {key: random.standard_normal([size for size in shape if size]).astype(np.float32) / 2
-                                   for key, kind, _, _, _, shape, *_ in graph.tensors if kind == "parameter"})
+    graph.values.update({key: random.standard_normal([size for size in shape if size]).astype(np.float32) / 2
+                         for key, kind, _, _, _, shape, *_ in graph.tensors if kind == "parameter"})
     graph.save(path(name), loss=loss)
     return dict(graph.values)
 
@@ -42,7 +43,7 @@ def write(name, **fields):
 
 
 def draw(squares, *lead):
-    """Fields of so many rows; more targets lack from row to row."""
+    """Fields of so many rows; more targets are missing from row to row."""
     words = random.integers(0, VOCAB, lead + (WORDS,)).astype(np.int32)
     numbers = random.standard_normal(lead + (WORDS, NUMBERS)).astype(np.float32)
     answer = random.standard_normal(lead + (WORDS, OUT)).astype(np.float32) if squares else random.integers(0, OUT, lead + (WORDS,)).astype(np.int32)
@@ -113,7 +114,7 @@ for kind in ("mse", "cross_entropy"):
     one, stages = found[kind + "-one"], found[kind + "-stages"]
     check(np.array_equal(one[0], stages[0]) and all(np.array_equal(one[1][key], stages[1][key]) for key in weight), f"{kind}: two stages have the bits of one device")
 
-    # Held-out rows: the last step has copies without targets. An epoch reads each row once. Data inside the model file.
+    # Held-out rows: the last step has copies without targets. An epoch reads each row once.
     held = draw(squares, 7)
     write("held.h5", **held)
     told = json.loads(passes("evaluate", "--input", path("m.h5"), "--checkpoint", path(kind + "-one"), "--cluster", cpu_cluster(1), "--data", path("held.h5"), "--threads", 1,
@@ -127,6 +128,32 @@ for kind in ("mse", "cross_entropy"):
     with h5py.File(path(kind + "-epoch/run.h5")) as file:
         loss = file["train/loss"][()]
     check(len(loss) == 1 and abs(loss[0] - of_batch(first, squares, *(whole[key] for key in ("words", "numbers", "answer")))[0]) < 1e-5, f"{kind}: an epoch: {loss}")
+
+    # Rows that are drawn: the same in every form of storage, and in a run that is interrupted. Data inside the model file.
+    plain = draw(squares, 9)
+    with h5py.File(path("packed.h5"), "w") as file:
+        file.attrs["format"], file.attrs["version"] = "hapt-data", 1
+        for key, value in plain.items():
+            wide = value if key == "numbers" else value.astype(np.float64)
+            file.create_dataset("batches/" + key, data=wide, chunks=(2,) + value.shape[1:], compression="gzip")
+    write("plain.h5", **{**plain, "words": plain["words"].astype(np.uint8)})
+    shutil.copy(path("m.h5"), path("with.h5"))
+    with h5py.File(path("with.h5"), "a") as file:
+        for key, value in plain.items():
+            file["batches/" + key] = value
+    drawn = {}
+    for name, source in (("plain", ["--input", path("m.h5"), "--data", path("plain.h5")]), ("packed", ["--input", path("m.h5"), "--data", path("packed.h5")]),
+                         ("with", ["--input", path("with.h5")])):
+        name = kind + "-" + name
+        for steps in ([2, 5] if name.endswith("plain") else [5]):
+            passes(*source, *common, *descent, "--steps", steps, "--cluster", cpu_cluster(1), "--output", path(name), *(["--resume", "yes"] if steps == 5 and name.endswith("plain") else []))
+        with h5py.File(path(name + "/run.h5")) as file:
+            drawn[name] = file["train/loss"][()]
+    first_loss, *_ = drawn.values()
+    check(len(first_loss) == 5 and all(np.array_equal(first_loss, one) for one in drawn.values()), f"{kind}: drawn rows: {drawn}")
+    write("other.h5", **{**plain, "words": (plain["words"] + 1) % VOCAB})
+    said = run("--input", path("m.h5"), "--data", path("other.h5"), *common, *descent, "--steps", 6, "--cluster", cpu_cluster(1), "--output", path(kind + "-plain"), "--resume", "yes")
+    check("the data differ" in said.stderr, f"{kind}: other rows are noticed: {said.stderr[-400:]}")
     told = passes("check", path("held.h5")).stdout
     check("3 named inputs" in told, told)
 
@@ -152,13 +179,22 @@ for kind in ("mse", "cross_entropy"):
     with h5py.File(path("bad.h5"), "w") as file:
         file.attrs["format"], file.attrs["version"], file["tokens"] = "hapt-data", 1, np.arange(10)
     refuses(3, "holds no /batches/words", *bad)
+    write("bad.h5", **{**held, "words": np.stack([held["words"][:6], held["words"][1:]])})
+    refuses(3, "the same rows", *bad)
+    write("bad.h5", **{key: value[:0] for key, value in held.items()})
+    refuses(3, "holds no row", *bad)
+    with h5py.File(path("bad.h5"), "a") as file:
+        del file["batches/words"]
+        file.create_group("batches/words")
+    refuses(3, "words", *bad)
+    refuses(3, "come in their own order", *bad[:2], "--data", path("exact.h5"), *bad[4:-2], "--epochs", 1)
     passes("check", path("m.h5"))
 
 # Graphs that do not fit.
 def wrong(words, fields, target, of):
     """The loss of of(graph, the sum of all fields as activations) is refused."""
     graph = hapt.Graph("wrong", rows=2, fields=dict.fromkeys(fields, ([3], "fp32")), target=target)
-    read = [graph.op("cast", graph.fields[name]) for name in fields if words == "the loss alone" or name != target or words == "is no field"]
+    read = [graph.op("cast", graph.fields[name]) for name in fields if words in ("the loss alone", "is no field") or name not in (target, "other")]
     total = read[0]
     for one in read[1:]:
         total = total + one
@@ -167,7 +203,8 @@ def wrong(words, fields, target, of):
 
 
 wrong("is no field", ["x", "y"], "y", lambda graph, x: graph.op("mse", x, graph.linear(x, "b", 3, 3), name="loss"))
-wrong("at most 16 fields", ["f%d" % k for k in range(17)], "f0", lambda graph, x: graph.mse(x))
+wrong("at most 64 fields", ["f%d" % k for k in range(65)], "f0", lambda graph, x: graph.mse(x))
+wrong("compares with", ["x", "y", "other"], "y", lambda graph, x: graph.mse(x) + graph.op("mse", x, graph.fields["other"], name="second"))
 wrong("the loss alone", ["x", "y"], "y", lambda graph, x: graph.mse(x))
 wrong("its role does not fit", ["x", "y.z"], "y.z", lambda graph, x: graph.mse(x))
 end()

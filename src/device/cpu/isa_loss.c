@@ -1,6 +1,6 @@
 /*
- * The squared error, and softmax cross-entropy with its logsumexp, forward and backward. Rows with target -100 are
- * ignored. Label smoothing changes the gradient alone: the loss is the plain one.
+ * The squared error, and softmax cross-entropy with its logsumexp, forward and backward. Rows with target -100, and
+ * targets that are NaN, are ignored. Label smoothing changes the gradient alone: the loss is the plain one.
  *
  * If the classes are sharded, the shards exchange the largest logit of each row. Then they exchange its sum of
  * exponentials and its target's logit, which only one shard has. So all shards get the same loss and logsumexp.
