@@ -1,5 +1,5 @@
 """The smallest forms of models that tests/coverage exports: NAME: a function that returns (model, inputs, targets). The names are those of
-Pfeife's table 3 (TorchBench). bilinear, diffusion, gpt_neox, opt and unet_transposed stand there in addition. Residual networks have one or two
+Pfeife's table 3 (TorchBench). bilinear, diffusion, gpt_neox, opt, unet_named and unet_transposed stand there in addition. Residual networks have one or two
 blocks in each stage. timm adds three models."""
 import torch
 import torchvision.models as vision
@@ -158,6 +158,13 @@ def diffusion():
         torch.randn(ROWS, 4, 16, 16)
 
 
+def named_pixels():
+    """As many classes as pixels in a row of the image, so that a mistaken axis of classes would fit."""
+    model = UNet((8, 16), False)
+    model.head = torch.nn.Conv2d(8, VOCABULARY, 1)
+    return model.train(), {"x": torch.randn(4, 3, 16, VOCABULARY)}, torch.randint(FIRST_TOKEN, VOCABULARY, (4, 16, VOCABULARY))
+
+
 MODELS = {
     "alexnet": of_images(small_classifier(vision.alexnet, 256 * 36), 64),
     "BERT_pytorch": of_tokens(BertPytorch),
@@ -192,6 +199,7 @@ MODELS = {
     "phlippe_resnet": of_images(PhlippeResnet, 16, 8),
     "bilinear": of_images(Resized, 9),
     "pytorch_unet": of_pixels(lambda: UNet((8, 16, 32), True), 16, 4),
+    "unet_named": named_pixels,
     "unet_transposed": of_pixels(lambda: UNet((8, 16), False), 16, 4),
     "resnet152": of_images(lambda: vision.ResNet(vision.resnet.Bottleneck, [1, 2, 1, 1], num_classes=CLASSES), 64, 16),
     "resnet18": of_images(lambda: vision.ResNet(vision.resnet.BasicBlock, [1, 1, 1, 1], num_classes=CLASSES), 64, 16),

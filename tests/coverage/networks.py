@@ -197,8 +197,8 @@ class BertPytorch(torch.nn.Module):
 
 
 class Recommender(torch.nn.Module):
-    """DLRM (arXiv 1906.00091): tables of categories, the sum of each one's rows, and products of all pairs with what a network makes of the
-    real numbers. Its loss is the mean squared error, the default of the published code."""
+    """DLRM (arXiv 1906.00091): sums of rows of tables of categories, the output of a network on the dense features, and the products of all
+    pairs of these. Its loss is the mean squared error, the default of the published code."""
 
     def __init__(self, tables=3, width=8):
         super().__init__()

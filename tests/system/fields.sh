@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Models with named inputs (/batches/NAME): losses and steps of gradient descent against NumPy; targets that lack; damaged data.
+# Models with named inputs (/batches/NAME): losses and steps of gradient descent against NumPy; missing targets; damaged data.
 # Runs beside others: it measures no time.
 set -u
 /usr/bin/python3 -c 'import h5py, numpy' 2>/dev/null || { echo "needs python3-h5py"; exit 77; }
