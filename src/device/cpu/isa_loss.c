@@ -82,12 +82,22 @@ INLINE enum hapt_status exchange_rows(const struct hapt_call *call, bool half, f
     return HAPT_OK;
 }
 
+/* The loss: the sum over the rows, in their order. */
+INLINE void add_rows(const struct hapt_call *call, const double *row_loss, int64_t rows)
+{
+    float *loss = call->output[0].data;
+    double total = 0;
+    for (int64_t r = 0; r < rows; r++) total += row_loss[r];
+    if (call->accumulate & 1u) total += loss[0];
+    loss[0] = (float)total;
+}
+
 INLINE enum hapt_status loss_run(const struct hapt_call *call, bool half)
 {
     const int64_t rows = view_rows(&call->input[0]), columns = view_columns(&call->input[0]);
     const void *logits = call->input[0].data;
     const int32_t *target = call->input[1].data; /* [rows] */
-    float *loss = call->output[0].data, *lse = call->output[1].data;
+    float *lse = call->output[1].data;
     double *row_loss = call->workspace; /* [rows]: summed in row order for any number of threads */
     float *top = (float *)(row_loss + rows), *sum = top + rows;
     HAPT_TRY(check_targets(call, rows, columns));
@@ -105,10 +115,7 @@ INLINE enum hapt_status loss_run(const struct hapt_call *call, bool half)
             row_loss[r] = column < 0 ? 0 : row_lse - load(logits, r * columns + column, 1, half)[0];
         }
     }
-    double total = 0;
-    for (int64_t r = 0; r < rows; r++) total += row_loss[r];
-    if (call->accumulate & 1u) total += loss[0];
-    loss[0] = (float)total;
+    add_rows(call, row_loss, rows);
     return HAPT_OK;
 }
 
@@ -163,7 +170,6 @@ INLINE vector difference(const void *x, const float *target, int64_t at, int64_t
 INLINE enum hapt_status mse_run(const struct hapt_call *call, bool half)
 {
     const int64_t rows = view_rows(&call->input[0]), columns = view_columns(&call->input[0]);
-    float *loss = call->output[0].data;
     double *row_loss = call->workspace; /* [rows]: summed in row order for any number of threads */
 #pragma omp parallel for schedule(static) num_threads(threads_for(call, rows *columns * 2))
     for (int64_t r = 0; r < rows; r++) {
@@ -174,10 +180,7 @@ INLINE enum hapt_status mse_run(const struct hapt_call *call, bool half)
         }
         row_loss[r] = sum_total(&sum);
     }
-    double total = 0;
-    for (int64_t r = 0; r < rows; r++) total += row_loss[r];
-    if (call->accumulate & 1u) total += loss[0];
-    loss[0] = (float)total;
+    add_rows(call, row_loss, rows);
     return HAPT_OK;
 }
 
