@@ -109,6 +109,9 @@ enum hapt_status hapt_model_copy_data(struct hapt_h5 *file, const struct hapt_mo
     } else if (!hapt_h5_exists(source, "/batches")) {
         status = hapt_fail(HAPT_ERR_INPUT, "make one with `hapt data text.txt --output tokens.h5`",
                            "%s holds neither /tokens nor /batches", path);
+    } else if (hapt_h5_is_group(source, "/batches")) {
+        status = hapt_fail(HAPT_ERR_INPUT, "use data made for this model: see `hapt help data`",
+                           "%s holds named inputs, but this model reads tokens", path);
     } else {
         status = copy_integers(file, source, "/batches", model->vocab, false, arena);
         if (status == HAPT_OK && hapt_h5_exists(source, "/targets"))

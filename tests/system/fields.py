@@ -190,6 +190,11 @@ for kind in ("mse", "cross_entropy"):
     refuses(3, "come in their own order", *bad[:2], "--data", path("exact.h5"), *bad[4:-2], "--epochs", 1)
     passes("check", path("m.h5"))
 
+# Models of tokens do not read them.
+refuses(3, "holds named inputs", "model", "gpt", "--layers", 1, "--data", path("held.h5"), "--output", path("gpt.h5"))
+passes("model", "gpt", "--layers", 1, "--hidden", 8, "--heads", 1, "--sequence", 4, "--vocab", VOCAB, "--output", path("gpt.h5"))
+refuses(3, "holds named inputs", "--input", path("gpt.h5"), "--data", path("held.h5"), *common, "--cluster", cpu_cluster(1), "--output", path("no"), "--steps", 1)
+
 # Graphs that do not fit.
 def wrong(words, fields, target, of):
     """The loss of of(graph, the sum of all fields as activations) is refused."""
