@@ -90,11 +90,12 @@ ends_well "$job" 0
 same "$RUN" "$scratch/whole" 120 || fail "the losses after a job that had nothing to do"
 
 # 4. GPT-39B's script without arguments, from a folder of the user, with an installed hapt. The model and the cluster are smaller. What the
-# script asks of Slurm is replaced, as on a site with other partitions.
+# script asks of Slurm is replaced, as on a site with other partitions. The time limit leaves more than the ten minutes before it in which
+# the script asks for a signal.
 mkdir "$scratch/site"
 packaging/install.sh install "$scratch/prefix" "" "$HAPT_BUILD" >/dev/null || fail "hapt cannot be installed"
 four_gpus
-unlike=(--nodes=1 --ntasks-per-node=2 --cpus-per-task=1 --gres=none --time=5)
+unlike=(--nodes=1 --ntasks-per-node=2 --cpus-per-task=1 --gres=none --time=30)
 : >"$scratch/log"
 job=$(cd "$scratch/site" && RUN='' PATH=$scratch/prefix/bin:$PATH CLUSTER=$scratch/gpus.json MODEL=gpt2-124m $slurm on sbatch --parsable \
     --partition=fast "${unlike[@]}" : --partition=slow "${unlike[@]}" "$scratch/prefix/share/hapt/jobs/gpt39b.slurm")
