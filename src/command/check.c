@@ -146,7 +146,7 @@ static enum hapt_status check_tokens(struct hapt_h5 *file, struct hapt_arena *ar
     return HAPT_OK;
 }
 
-enum { MOST_INPUTS = 1 << 16 }; /* named ones of a data file; a model may read some of them */
+enum { MOST_INPUTS = 1 << 16 }; /* of a data file; a model may read a part of them */
 
 static enum hapt_status check_open_data(struct hapt_h5 *file, struct hapt_arena *arena, struct finding *finding)
 {

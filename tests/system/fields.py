@@ -163,12 +163,8 @@ for kind in ("mse", "cross_entropy"):
     for words, changed in (("words", {"words": None}), ("shape [n][4]", {"words": held["words"][:, 1:]}), ("the same rows", {"numbers": held["numbers"][:5]}),
                            ("11 at 0 of /batches/words", {"words": held["words"] * 0 + VOCAB}), ("-100 at 0 of /batches/words", {"words": held["words"] * 0 - 100}),
                            ("nan at 0 of /batches/numbers", {"numbers": held["numbers"] * np.nan}), ("has no target", {"answer": none}),
-                           ("shape [n]", {"answer": held["answer"][:, :2]}), ("inf at" if squares else "5 at", {"answer": held["answer"] * 0 + (np.inf if squares else OUT)})):
+                           ("shape [n]", {"answer": held["answer"][:, :2]}), ("inf at" if squares else "5 at", {"answer": np.full_like(held["answer"], np.inf if squares else OUT)})):
         changed = {**held, **changed}
-        if words == "inf at":
-            changed["answer"] = np.full_like(held["answer"], np.inf)
-        if words == "5 at":
-            changed["answer"] = np.full_like(held["answer"], OUT)
         write("bad.h5", **{key: value for key, value in changed.items() if value is not None})
         refuses(3, words, *bad)
     batches = {key: value[:6][None].repeat(2, 0) for key, value in held.items()}
