@@ -28,6 +28,13 @@ class Tensor:
         return self.graph.op("add", self, other)
 
 
+class NoValue:
+    """Stands for the value of a parameter in a model file that is only planned with. hapt refuses to train with it."""
+
+    def __init__(self, shape):
+        self.shape = shape
+
+
 class Graph:
     """A model: inputs, parameters and operators, in the order in which they are added.
 
@@ -94,8 +101,8 @@ class Graph:
         return self.inputs[role]
 
     def parameter(self, name, shape, std=0.02, init="normal", value=None, trainable=True):
-        """A parameter of this name. init: normal (with this standard deviation), zero or one. value: an array to begin with, which all
-        parameters of a graph have, or none."""
+        """A parameter of this name. init: normal (with this standard deviation), zero or one. value: an array to begin with, or NoValue;
+        all parameters of a graph have one, or none."""
         if value is not None and tuple(value.shape) != tuple(shape):
             raise ValueError("%s: the value has shape %s, not %s" % (name, tuple(value.shape), tuple(shape)))
         made = self._tensor(name, "parameter", shape, self.dtype, init=init, std=std if init == "normal" else 0.0, trainable=trainable)
@@ -176,7 +183,9 @@ class Graph:
             self._write(file, "training/option", list(self.training))
             self._write(file, "training/value", list(self.training.values()))
             for name, value in self.values.items():
-                if name.split(".").count("*") == 1 and len(value.shape) > 1:  # a stack, such as one of experts: element by element
+                if isinstance(value, NoValue):
+                    file.create_dataset("parameters/" + name, value.shape, dtype="f4")  # takes no space
+                elif name.split(".").count("*") == 1 and len(value.shape) > 1:  # a stack, such as one of experts: element by element
                     for k in range(len(value)):
                         file.create_dataset("parameters/" + name.replace("*", str(k)), data=value[k], dtype="f4")
                 else:

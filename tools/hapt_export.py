@@ -10,18 +10,26 @@ example tensors give shapes and types: int64 tokens [rows][T] with targets [rows
 or with a label for each pixel, [rows][H][W], and logits [rows][classes][H][W]. Other models have named inputs, a dict of the arguments of
 `model`, {"input_ids": ..., "pixel_values": ...}: tensors [rows][...]. Their targets are integers [rows][...], or real numbers, which are
 compared by the mean squared error. The data file then holds /batches/NAME of each input, and /batches/targets.
-hapt may train with other rows. On the command line:
+hapt may train with other rows. A model of any size can be planned with, before there are weights or memory for them:
+
+    with hapt_export.without_values():
+        model = ...
+
+On the command line:
 
     hapt_export.py FILE.py --output m.h5                 # FILE.py defines model(), which returns (model, inputs, targets)
 
 torch.export makes the graph before any decomposition. Parts that depend on neither inputs nor weights are computed here. Operators that
 hapt lacks are listed, all of them; then there is no file, and the exit code is 3."""
 import argparse
+import contextlib
+import copy
 import importlib.util
 import os
 import sys
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from hapt_export_graph import Exporter, Lacking, NoGraph, Unsupported  # noqa: E402
@@ -48,6 +56,28 @@ class Loss(torch.nn.Module):
         return torch.nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), targets.reshape(-1))
 
 
+@contextlib.contextmanager
+def without_values():
+    """Parameters of modules that are made inside have shapes but no values, and take no memory. The model file is to plan with only."""
+    register = torch.nn.Module.register_parameter
+
+    def of_shape(module, name, parameter):
+        register(module, name, None if parameter is None else torch.nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad))
+    torch.nn.Module.register_parameter = of_shape
+    try:
+        yield
+    finally:
+        torch.nn.Module.register_parameter = register
+
+
+def with_fakes(model, mode):
+    """A copy of the model, in which parameters without values are fake tensors (PyTorch's, on the CPU). Tied ones stay tied."""
+    with mode:
+        made = {id(weight): torch.nn.Parameter(torch.empty(weight.shape), requires_grad=weight.requires_grad)
+                for weight in model.parameters() if weight.is_meta}
+    return copy.deepcopy(model, made)
+
+
 def prune(graph, loss):
     """Drops operators and tensors that the loss does not depend on: reshapes and permutations that cancelled."""
     needed = {loss.row} | {row for row, tensor in enumerate(graph.tensors) if tensor[1] == "input"}
@@ -66,14 +96,17 @@ def prune(graph, loss):
 
 def export(model, inputs, targets, path, name=None):
     """Writes the model file. Raises Unsupported, with all operators that hapt lacks, before it writes anything."""
-    wrapped = Loss(model)
+    mode = FakeTensorMode(allow_non_fake_inputs=True) if any(weight.is_meta for weight in model.parameters()) else contextlib.nullcontext()
+    wrapped = Loss(with_fakes(model, mode) if isinstance(mode, FakeTensorMode) else model)
+
     def twice_as_many(one):
         return {key: twice_as_many(value) for key, value in one.items()} if isinstance(one, dict) else torch.cat([one, one])
     twice = [twice_as_many(one) for one in (inputs, targets)]
     if any(weight.dtype != torch.float32 for weight in model.parameters()):
         raise Unsupported("weights are not fp32; hapt converts the model, --dtype")
     try:
-        programs = [torch.export.export(wrapped, tuple(example)) for example in ((inputs, targets), twice)]
+        with mode:
+            programs = [torch.export.export(wrapped, tuple(example)) for example in ((inputs, targets), twice)]
     except Exception as error:  # it has many kinds of them
         raise NoGraph("torch.export makes no graph of it: %s: %s" % (type(error).__name__, str(error).strip().split("\n")[0])) from error
     state = dict(wrapped.named_parameters(remove_duplicate=False))
@@ -103,6 +136,7 @@ def main():
     if spec is None or not os.path.isfile(options.file):
         fail(3, "there is no Python file %s" % options.file, "name a file NAME.py that defines model()")
     module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, os.path.dirname(os.path.abspath(options.file)))  # it may import its neighbours
     spec.loader.exec_module(module)
     if not callable(getattr(module, "model", None)):
         fail(3, "%s defines no function model()" % options.file, "let it return the model, its inputs and the targets")

@@ -6,6 +6,7 @@ import os
 import sys
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import hapt  # noqa: E402
@@ -196,13 +197,14 @@ class Exporter:
         value.constant = value.wide_constant = one
 
     def parameter(self, name):
-        key = self.state[name].data_ptr(), tuple(self.state[name].shape), self.state[name].stride()  # of tied parameters it is the same
+        value = self.state[name].detach()
+        unknown = isinstance(value, FakeTensor)
+        key = id(self.state[name]) if unknown else (value.data_ptr(), tuple(value.shape), value.stride())  # of tied parameters it is the same
         if key not in self.parameters:
-            value = self.state[name].detach()
             shape = tuple(value.shape) or (1,)
             trains = self.state[name].requires_grad or name in self.buffers_that_run
-            self.parameters[key] = self.graph.parameter(name.removeprefix("model."), shape, value=value.float().reshape(shape).numpy(),
-                                                        trainable=trains)
+            self.parameters[key] = self.graph.parameter(name.removeprefix("model."), shape, trainable=trains,
+                                                        value=hapt.NoValue(shape) if unknown else value.float().reshape(shape).numpy())
         return self.parameters[key]
 
     # ---- operators that other ones are made of ----

@@ -116,16 +116,15 @@ def batch_norm(e, node, x, weight, bias, mean, variance, training, momentum, eps
 
 @handles("group_norm")
 def group_norm(e, node, x, groups, weight=None, bias=None, epsilon=1e-5, *rest):
-    size = math.prod(x.shape[1:]) // groups
-    flat = e.reshape(x, (x.shape[0], groups, size), (x.wide[0], groups, size))
-    flat = HANDLERS["sub"](e, node, flat, e.reduce("mean", flat, [2], True))
-    variance = e.reduce("mean", e.alike("power", flat, reals=[2.0]), [2], True)
-    share = e.alike("power", HANDLERS["add"](e, node, variance, epsilon), reals=[-0.5])
-    made = e.reshape(HANDLERS["mul"](e, node, flat, share), x.shape, x.wide)
-    one = (x.shape[1],) + (1,) * (len(x.shape) - 2)
-    if weight is not None:
-        made = HANDLERS["mul"](e, node, made, e.reshape(weight, one, one))
-    return HANDLERS["add"](e, node, made, e.reshape(bias, one, one)) if bias is not None else made
+    channels, pixels = x.shape[1], math.prod(x.shape[2:])
+    image = x if len(x.shape) == 4 else e.reshape(x, (x.shape[0], channels, 1, pixels), (x.wide[0], channels, 1, pixels))
+    operands = []
+    for given, absent in ((weight, torch.ones), (bias, torch.zeros)):
+        if given is not None and given.parameter is None:
+            raise Unsupported("a scale or shift that is no parameter")
+        operands.append(e.constant_parameter(absent(channels)) if given is None else given.parameter)
+    made = e.graph.op("group_norm", e.tensor(image), *operands, outputs=3, integers=[groups], reals=[epsilon])
+    return e.reshape(e.made(made[0], image.shape, image.wide), x.shape, x.wide)
 
 
 @handles("upsample_nearest2d")

@@ -277,7 +277,7 @@ def unbind(e, node, x, dim=0):
     return [e.select(x, dim, k) for k in range(x.shape[dim])]
 
 
-@handles("cat")
+@handles("cat", "concat")
 def cat(e, node, values, dim=0):
     return e.concat(values, dim)
 

@@ -12,7 +12,7 @@
 static const struct hapt_op_type *const row_groups[] = {
     hapt_ops_transformer, hapt_ops_llama,   hapt_ops_patches, hapt_ops_moe,       hapt_ops_image,
     hapt_ops_collective,  hapt_ops_decoder, hapt_ops_running, hapt_ops_documents, hapt_ops_shape,
-    hapt_ops_maps,        hapt_ops_grouped, hapt_ops_losses};
+    hapt_ops_maps,        hapt_ops_grouped, hapt_ops_losses,  hapt_ops_group_norm};
 enum { MAX_TYPES = 256 };
 static const struct hapt_op_type *table[MAX_TYPES];
 static int table_count;

@@ -13,7 +13,7 @@
 /* Each group ends with a row without a name. */
 extern const struct hapt_op_type hapt_ops_transformer[], hapt_ops_llama[], hapt_ops_patches[], hapt_ops_moe[],
     hapt_ops_image[], hapt_ops_collective[], hapt_ops_decoder[], hapt_ops_running[], hapt_ops_documents[],
-    hapt_ops_shape[], hapt_ops_maps[], hapt_ops_grouped[], hapt_ops_losses[];
+    hapt_ops_shape[], hapt_ops_maps[], hapt_ops_grouped[], hapt_ops_losses[], hapt_ops_group_norm[];
 
 /* Gradient rule of y = product of x and w, plus a bias. Operator `dx` computes x's gradient from dy and w, operator
  * `dw` those of w and the bias from x and dy. */

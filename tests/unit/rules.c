@@ -32,7 +32,7 @@ static bool of_experts(int type)
 static bool of_images(int type)
 {
     static const char *const names[] = {"conv2d",  "max_pool", "mean_pool",     "adaptive_pool",
-                                        "flatten", "batch_",   "grouped_conv2d"};
+                                        "flatten", "batch_",   "grouped_conv2d", "group_norm"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strncmp(hapt_op_type_at(type)->name, names[i], strlen(names[i])) == 0) return true;
     return false;
@@ -55,7 +55,7 @@ static const struct {
 
 static int64_t size_of_letter(int type, char letter)
 {
-    if (of_images(type) && letter == 'i') return 2; /* 4 channels in 2 groups */
+    if (of_images(type) && strchr("ig", letter)) return 2; /* 4 channels in 2 groups */
     if (of_images(type)) return size_of_image_letter(letter);
     if (of_experts(type) && strchr("eck", letter)) return letter == 'e' ? 4 : letter == 'c' ? 6 : 2;
     const char *name = hapt_op_type_at(type)->name;
@@ -176,12 +176,14 @@ static void prepare(struct job *job, int type, bool optional)
     if (strstr(row->name, "conv2d")) job->op.integer[0] = job->op.integer[1] = 1;
     if (strncmp(row->name, "grouped_", 8) == 0 && strstr(row->name, "conv2d"))
         job->op.integer[0] = 2, job->op.integer[2] = 1;
+    if (strncmp(row->name, "group_norm", 10) == 0) job->op.integer[0] = 2;
     if (strstr(row->name, "max_pool")) job->op.integer[0] = 3, job->op.integer[1] = job->op.integer[2] = 1;
     /* Gradients of parameters always accumulate. */
     const char *tail = strrchr(row->name, '_');
     if (tail && strcmp(tail, "_dw") == 0) job->accumulate = ~0u;
     if (strcmp(row->name, "layer_norm_backward") == 0) job->accumulate = 6;
     if (strcmp(row->name, "head_rms_norm_backward") == 0) job->accumulate = 2;
+    if (strcmp(row->name, "group_norm_backward") == 0) job->accumulate = 6;
     for (int i = 0; i < job->op.input_count; i++) {
         struct operand *operand = &job->input[i];
         shape_of(type, &job->signature->input[i], operand);
