@@ -372,7 +372,7 @@ class Exporter:
         b, heads, length, head = q.shape
         scale = 1 / math.sqrt(head) if scale is None else scale
         mask, causal = self.simple_mask(mask, causal, (length, k.shape[2]))
-        if mask is None and k.shape[2] == length and v.shape[3] == head and heads % k.shape[1] == 0:
+        if mask is None and (k.shape[2] == length or not causal) and v.shape[3] == head and heads % k.shape[1] == 0:
             flat = [self.permute(x, [0, 2, 1, 3]) for x in (q, k, v)]
             flat = [self.reshape(x, x.shape[:2] + (x.shape[2] * x.shape[3],), x.wide[:2] + (x.shape[2] * x.shape[3],)) for x in flat]
             out = self.graph.op("grouped_attention", *[self.tensor(x) for x in flat], outputs=2, integers=[k.shape[1], int(causal), 0],

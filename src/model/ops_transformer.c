@@ -54,6 +54,8 @@ enum hapt_status hapt_op_infer_grouped_attention(const struct hapt_graph *graph,
     if (op->integer[1] != 0 && op->integer[1] != 1) return hapt_op_bad_attribute(op, "causal is neither 0 nor 1");
     if (op->integer[2] < 0 || (op->integer[2] > 0 && op->integer[1] == 0))
         return hapt_op_bad_attribute(op, "its window is negative, or attention is not causal");
+    if (op->integer[1] == 1 && graph->tensor[op->input[0]].shape[1] != graph->tensor[op->input[1]].shape[1])
+        return hapt_op_bad_attribute(op, "it is causal, but q and k have different lengths");
     if (!(op->real[0] >= 0 && isfinite(op->real[0])) || !(op->real[1] >= 0 && isfinite(op->real[1])))
         return hapt_op_bad_attribute(op, "the scale or the limit of its scores is negative");
     output[1].shape[1] = q / (k / heads);
@@ -71,7 +73,7 @@ static double visible_share(const struct hapt_op *op, int64_t length)
 double hapt_op_flops_grouped_attention(const struct hapt_graph *graph, const struct hapt_op *op, double rows_fraction)
 {
     const int64_t *q = graph->tensor[op->input[0]].shape, *k = graph->tensor[op->input[1]].shape; /* [b][t][width] */
-    const double scores = rows_fraction * (double)q[0] * (double)q[1] * (double)q[1];
+    const double scores = rows_fraction * (double)q[0] * (double)q[1] * (double)k[1];
     const double heads = (double)op->integer[0] * (double)q[2] / (double)k[2];
     return (4.0 * (double)q[2] + 5.0 * heads) * scores * visible_share(op, q[1]);
 }
@@ -171,15 +173,15 @@ const struct hapt_op_type hapt_ops_transformer[] = {
     {.name = "attention_backward", .signature = "bt!e/3h,bt!d/h,bht!,bt!d/h->bt!e/3h", .dtypes = "ccfc->c",
      .heavy = true, .sized_letters = "h", .flops = hapt_op_flops_attention_backward,
      .attributes = "qkv, out, logsumexp, dout -> dqkv"},
-    {.name = "grouped_attention", .signature = "bt!q/g,bt!k/g,bt!k/g->bt!q/g,bn/gt!", .dtypes = "ccc->cf", .heavy = true,
+    {.name = "grouped_attention", .signature = "bt!q/g,bu!k/g,bu!k/g->bt!q/g,bn/gt!", .dtypes = "ccc->cf", .heavy = true,
      .sized_letters = "g", .flops = hapt_op_flops_grouped_attention, .infer = hapt_op_infer_grouped_attention,
      .backward = "grouped_attention_backward", .backward_operands = "012ABd>012",
      .attributes = "q, k, v -> out, logsumexp of the scaled scores of all query heads; a head of k and v serves "
-                   "(width of q / width of k) consecutive heads of q; integer[0] heads of k and v, integer[1] causal, "
+                   "(width of q / width of k) consecutive heads of q; k and v may have another length than q; integer[0] heads of k and v, integer[1] causal, "
                    "integer[2] window: a position sees itself and those before it, so many in all; 0: all. "
                    "real[0] scale of the scores; 0: 1 / sqrt(head size). real[1] limit c of scores, c tanh(s / c); 0: none"},
     {.name = "grouped_attention_backward",
-     .signature = "bt!q/g,bt!k/g,bt!k/g,bt!q/g,bn/gt!,bt!q/g->bt!q/g,bt!k/g,bt!k/g", .dtypes = "ccccfc->ccc",
+     .signature = "bt!q/g,bu!k/g,bu!k/g,bt!q/g,bn/gt!,bt!q/g->bt!q/g,bu!k/g,bu!k/g", .dtypes = "ccccfc->ccc",
      .heavy = true, .sized_letters = "g", .flops = hapt_op_flops_grouped_attention_backward,
      .attributes = "q, k, v, out, logsumexp, dout -> dq, dk, dv; attributes of grouped_attention"},
     {.name = "gelu", .signature = "...->...", .dtypes = "c->c", .flops_per_element = 10, .infer = infer_gelu,

@@ -129,7 +129,7 @@ static int check_attention(const char *name, bool expected, bool whole, int *che
             const enum hapt_dtype dtype = c & 2 ? HAPT_F16 : HAPT_BF16;
             struct attention at = {};
             at.batch = shape[0];
-            at.length = shape[1];
+            at.length = at.keys = shape[1];
             at.heads = shape[2];
             at.kv_heads = shape[3];
             at.head = shape[4];
@@ -158,7 +158,7 @@ static int check_limits(int *checks)
         const bool backward = c & 1;
         struct attention at = {};
         at.batch = 2;
-        at.length = 256;
+        at.length = at.keys = 256;
         at.heads = at.kv_heads = 4;
         at.head = 64;
         at.q_width = at.kv_width = at.out_width = 256;

@@ -213,6 +213,16 @@ static const struct grouped groupings[] = {
     {1, 64, 8, 1, 32, 0, 0, 0}, {1, 161, 4, 2, 80, 0, 0, 0}, {1, 130, 2, 2, 64, 0, 0, 0},
 };
 
+/* Other numbers of keys than of queries: fewer and more, and at the borders of tiles. */
+static const struct {
+    struct grouped grouped;
+    int64_t keys;
+} unequal[] = {
+    {{2, 7, 4, 2, 16, 0, 0, 0}, 35},   {{2, 40, 2, 2, 24, 0, 0, 0}, 5},    {{1, 9, 2, 1, 17, 0, 0.3, 0}, 2},
+    {{1, 1, 3, 3, 8, 0, 0, 0}, 33},    {{2, 33, 4, 2, 32, 0, 0.2, 3}, 64}, {{1, 161, 2, 1, 64, 0, 0, 0}, 77},
+    {{2, 70, 2, 2, 40, 0, 0, 0}, 257},
+};
+
 /* Causal: windows, also of two positions, with whole blocks of keys behind them; scales and limits of the scores. */
 static const struct grouped windowed[] = {
     {1, 5, 1, 1, 8, 3, 0, 0},         {2, 35, 4, 2, 16, 2, 0, 0},     {1, 161, 4, 2, 24, 20, 0.3, 0},
@@ -227,27 +237,27 @@ static void grouped_reference(const struct problem *problem, double *out)
     const int64_t batch = problem->input[0]->view.shape[0], length = problem->input[0]->view.shape[1];
     const int64_t heads = problem->integer[0], kv_heads = problem->integer[1];
     const int64_t q_width = problem->input[0]->view.shape[2], kv_width = problem->input[1]->view.shape[2];
-    const int64_t head = q_width / heads, shared = heads / kv_heads;
-    double *weight = malloc((size_t)length * sizeof *weight), *lse = out + batch * length * q_width;
+    const int64_t head = q_width / heads, shared = heads / kv_heads, keys = problem->input[1]->view.shape[1];
+    double *weight = malloc((size_t)keys * sizeof *weight), *lse = out + batch * length * q_width;
     memset(out, 0, (size_t)(batch * length * q_width) * sizeof *out);
     for (int64_t b = 0; b < batch; b++)
         for (int64_t h = 0; h < heads; h++)
             for (int64_t i = 0; i < length; i++) {
-                const int64_t end = problem->integer[2] ? i + 1 : length, own = h / shared * head;
+                const int64_t end = problem->integer[2] ? i + 1 : keys, own = h / shared * head;
                 const int64_t window = problem->integer[3], start = window > 0 && i >= window ? i + 1 - window : 0;
                 const double scale = problem->real[0] > 0 ? problem->real[0] : 1 / sqrt((double)head);
                 const double cap = problem->real[1];
                 const double *q = problem->input[0]->value + (b * length + i) * q_width + h * head;
                 double total = 0;
                 for (int64_t j = start; j < end; j++) {
-                    const double *k = problem->input[1]->value + (b * length + j) * kv_width + own;
+                    const double *k = problem->input[1]->value + (b * keys + j) * kv_width + own;
                     double dot = 0;
                     for (int64_t c = 0; c < head; c++) dot += q[c] * k[c];
                     weight[j] = exp(cap > 0 ? cap * tanh(dot * scale / cap) : dot * scale);
                     total += weight[j];
                 }
                 for (int64_t j = start; j < end; j++) {
-                    const double *v = problem->input[2]->value + (b * length + j) * kv_width + own;
+                    const double *v = problem->input[2]->value + (b * keys + j) * kv_width + own;
                     const double share = weight[j] / total;
                     for (int64_t c = 0; c < head; c++) out[(b * length + i) * q_width + h * head + c] += share * v[c];
                 }
@@ -256,7 +266,8 @@ static void grouped_reference(const struct problem *problem, double *out)
     free(weight);
 }
 
-static void check_grouped(const struct grouped *s, enum hapt_dtype dtype, bool causal, bool accumulate, int threads)
+static void check_grouped(const struct grouped *s, int64_t keys, enum hapt_dtype dtype, bool causal, bool accumulate,
+                          int threads)
 {
     if (is_seen(dtype)) return;
     const int64_t width = s->heads * s->head, kv_width = s->kv_heads * s->head;
@@ -264,8 +275,8 @@ static void check_grouped(const struct grouped *s, enum hapt_dtype dtype, bool c
     struct tensor lse = TENSOR(HAPT_F32, 0, 0, s->batch, s->heads, s->length);
     struct tensor dout = TENSOR(dtype, -1, 1, s->batch, s->length, width), gradient[3];
     for (int k = 0; k < 3; k++) {
-        in[k] = TENSOR(dtype, -2, 2, s->batch, s->length, k ? kv_width : width);
-        gradient[k] = TENSOR(dtype, -1, 1, s->batch, s->length, k ? kv_width : width);
+        in[k] = TENSOR(dtype, -2, 2, s->batch, k ? keys : s->length, k ? kv_width : width);
+        gradient[k] = TENSOR(dtype, -1, 1, s->batch, k ? keys : s->length, k ? kv_width : width);
     }
     double *expected = calloc((size_t)(out.count + lse.count), sizeof *expected);
     double *dy = calloc((size_t)(out.count + lse.count), sizeof *dy);
@@ -316,7 +327,23 @@ static void grouped_agrees_with_the_reference(void)
             const struct grouped *g = &groupings[i];
             if (!shape_wanted(5, (const int64_t[]){g->batch, g->length, g->heads, g->kv_heads, g->head})) continue;
             if (g->length > 60 ? variant % 5 != 0 : is_repeat(variant & 8)) continue; /* the reference is slow */
-            check_grouped(g, variant & 1 ? half_type : HAPT_F32, variant & 2, variant & 4, variant & 8 ? 2 : 1);
+            check_grouped(g, g->length, variant & 1 ? half_type : HAPT_F32, variant & 2, variant & 4,
+                          variant & 8 ? 2 : 1);
+        }
+}
+
+static void unequal_lengths(void)
+{
+    for (size_t i = 0; i < sizeof unequal / sizeof *unequal; i++)
+        for (int variant = 0; variant < 8; variant++) {
+            const struct grouped *g = &unequal[i].grouped;
+            if (!shape_wanted(6,
+                              (const int64_t[]){g->batch, g->length, g->heads, g->kv_heads, g->head, unequal[i].keys}))
+                continue;
+            if (g->length > 60 ? variant % 5 != 0 : is_repeat(variant & 4)) continue; /* the reference is slow */
+            if (getenv("HAPT_TEST_QUICK") && variant % 4 != (int)i % 4) continue;
+            check_grouped(g, unequal[i].keys, variant & 1 ? half_type : HAPT_F32, false, variant & 2,
+                          variant & 4 ? 2 : 1);
         }
 }
 
@@ -328,7 +355,7 @@ static void windows_and_limits(void)
             if (!shape_wanted(5, (const int64_t[]){g->batch, g->length, g->heads, g->kv_heads, g->head})) continue;
             if (g->length > 60 ? variant % 5 != 0 : is_repeat(variant & 4)) continue; /* the reference is slow */
             if (getenv("HAPT_TEST_QUICK") && variant % 4 != (int)i % 4) continue;
-            check_grouped(g, variant & 1 ? half_type : HAPT_F32, true, variant & 2, variant & 4 ? 2 : 1);
+            check_grouped(g, g->length, variant & 1 ? half_type : HAPT_F32, true, variant & 2, variant & 4 ? 2 : 1);
         }
 }
 
@@ -426,6 +453,7 @@ int main(int argc, char **argv)
         RUN(survives_large_scores);
         RUN(same_bits);
         RUN(grouped_agrees_with_the_reference);
+        RUN(unequal_lengths);
         RUN(windows_and_limits);
         RUN(windows_end_in_tiles);
         RUN(grouped_is_attention);

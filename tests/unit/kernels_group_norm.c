@@ -32,11 +32,11 @@ static void check_group_norm(const int64_t *shape, int64_t groups, enum hapt_dty
     struct tensor mean = TENSOR(HAPT_F32, 0, 0, shape[0], groups), rstd = TENSOR(HAPT_F32, 0, 0, shape[0], groups);
     struct tensor dgamma = TENSOR(HAPT_F32, -1, 1, shape[1]), dbeta = TENSOR(HAPT_F32, -1, 1, shape[1]);
     struct problem problem = {.forward = reference,
-                                    .input = {&x, &gamma, &beta},
-                                    .out_count = y.count + 2 * mean.count,
-                                    .dy = dy.value,
-                                    .integer = {groups},
-                                    .real = {1e-3}};
+                              .input = {&x, &gamma, &beta},
+                              .out_count = y.count + 2 * mean.count,
+                              .dy = dy.value,
+                              .integer = {groups},
+                              .real = {1e-3}};
     const double unit = dtype != HAPT_F32 ? HALF_UNIT(dtype) : 0;
     double *expected = malloc((size_t)problem.out_count * sizeof *expected);
     reference(&problem, expected);
@@ -77,7 +77,8 @@ static void group_norms(void)
 {
     static const struct {
         int64_t shape[5], groups;
-    } cases[] = {{{3, 12, 1, 1}, 3}, {{2, 6, 7, 5}, 6}, {{3, 10, 4, 6}, 1}, {{1, 4, 16, 16}, 2}, {{2, 4, 33, 37}, 2}, {{1, 2, 40, 40}, 1}};
+    } cases[] = {{{3, 12, 1, 1}, 3},  {{2, 6, 7, 5}, 6},   {{3, 10, 4, 6}, 1},
+                 {{1, 4, 16, 16}, 2}, {{2, 4, 33, 37}, 2}, {{1, 2, 40, 40}, 1}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         for (int v = 0; v < 8 && !is_repeat(v & 4); v++)
             check_group_norm(cases[i].shape, cases[i].groups, types[v & 1], v & 2, v & 4 ? 2 : 1);

@@ -31,7 +31,7 @@ static bool of_experts(int type)
 
 static bool of_images(int type)
 {
-    static const char *const names[] = {"conv2d",  "max_pool", "mean_pool",     "adaptive_pool",
+    static const char *const names[] = {"conv2d",  "max_pool", "mean_pool",      "adaptive_pool",
                                         "flatten", "batch_",   "grouped_conv2d", "group_norm"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strncmp(hapt_op_type_at(type)->name, names[i], strlen(names[i])) == 0) return true;

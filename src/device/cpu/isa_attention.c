@@ -32,18 +32,18 @@ struct operands {
 
 /* The call's sizes and this thread's scratch. */
 struct attention {
-    int64_t batch, length, heads, kv_heads, head; /* head: columns of a head */
-    int64_t padded_head, padded_length;           /* multiples of LANES and KEYS */
+    int64_t batch, length, keys;      /* rows of q; rows of k and v, as many if causal */
+    int64_t heads, kv_heads, head;    /* head: columns of a head */
+    int64_t padded_head, padded_keys; /* multiples of LANES and KEYS */
     bool causal;
     int64_t window;          /* a query sees this many positions; 0: all up to it, or all */
     const int32_t *position; /* [batch][length] in its document: a query sees no key before that; NULL: one document */
     float scale;
-    float cap; /* scores become cap tanh(score / cap); 0: they stay */
-    float *key, *key_t, *value_t, *dkey,
-        *dvalue;                        /* key [padded_length][padded_head]; *_t [blocks][padded_head][KEYS] */
-    float *value;                       /* [padded_length][padded_head] */
-    float *query, *dout, *out, *dquery; /* [QUERIES][padded_head] */
-    float *score, *dscore;              /* [QUERIES][KEYS] */
+    float cap;                                    /* scores become cap tanh(score / cap); 0: they stay */
+    float *key, *key_t, *value_t, *dkey, *dvalue; /* key [padded_keys][padded_head]; *_t [blocks][padded_head][KEYS] */
+    float *value;                                 /* [padded_keys][padded_head] */
+    float *query, *dout, *out, *dquery;           /* [QUERIES][padded_head] */
+    float *score, *dscore;                        /* [QUERIES][KEYS] */
 };
 
 static int64_t round_up(int64_t value, int64_t unit)
@@ -115,7 +115,8 @@ static struct attention attention_sizes(const struct hapt_call *call, bool group
     at.heads = at.kv_heads * (q_width / kv_width);
     at.head = kv_width / at.kv_heads;
     at.padded_head = round_up(at.head, LANES);
-    at.padded_length = round_up(at.length, KEYS);
+    at.keys = grouped ? call->input[1].shape[1] : at.length;
+    at.padded_keys = round_up(at.keys, KEYS);
     at.scale = (float)(1.0 / sqrt((double)at.head));
     if (positions >= 0) at.position = call->input[positions].data;
     if (!grouped) return at;
@@ -128,13 +129,13 @@ static struct attention attention_sizes(const struct hapt_call *call, bool group
 /* Floats of one thread's scratch; every part is a multiple of 64 bytes long. */
 static int64_t scratch_floats(const struct attention *at, bool backward)
 {
-    const int64_t packed = at->padded_length * at->padded_head, block = QUERIES * round_up(at->head, 16);
+    const int64_t packed = at->padded_keys * at->padded_head, block = QUERIES * round_up(at->head, 16);
     return (backward ? 5 : 2) * packed + 4 * block + 2 * QUERIES * KEYS;
 }
 
 static void scratch_divide(struct attention *at, bool backward, float *scratch)
 {
-    const int64_t packed = at->padded_length * at->padded_head, block = QUERIES * round_up(at->head, 16);
+    const int64_t packed = at->padded_keys * at->padded_head, block = QUERIES * round_up(at->head, 16);
     at->key_t = scratch;
     at->value = at->value_t = at->key_t + packed;
     scratch = at->value + packed;
@@ -193,7 +194,7 @@ struct rows {
 INLINE struct rows rows_of(const struct attention *at, const struct part *part, int64_t batch, int64_t head, bool half)
 {
     const int64_t width = part->view->shape[2];
-    const int64_t first = batch * at->length * width + part->first_column + head * at->head;
+    const int64_t first = batch * part->view->shape[1] * width + part->first_column + head * at->head;
     return (struct rows){(char *)part->view->data + first * (half ? 2 : 4), width};
 }
 
@@ -207,16 +208,15 @@ INLINE void pack(const struct attention *at, struct rows from, int64_t first, in
                          load(from.data, (first + r) * from.width + c, at->head - c, half) * scale);
 }
 
-/* All rows as fp32 [block][padded_head][KEYS], zero padded: columns of keys for vector loads. */
+/* All keys as fp32 [block][padded_head][KEYS], zero padded: columns of keys for vector loads. */
 INLINE void pack_transposed(const struct attention *at, struct rows from, bool half, float *to)
 {
-    for (int64_t r = 0; r < at->padded_length; r += LANES)
+    for (int64_t r = 0; r < at->padded_keys; r += LANES)
         for (int64_t c = 0; c < at->head; c += LANES) {
             vector row[LANES];
 #pragma GCC unroll 16
             for (int i = 0; i < LANES; i++)
-                row[i] =
-                    r + i < at->length ? load(from.data, (r + i) * from.width + c, at->head - c, half) : (vector){0};
+                row[i] = r + i < at->keys ? load(from.data, (r + i) * from.width + c, at->head - c, half) : (vector){0};
             vector_transpose(row);
             float *corner = to + (r / KEYS * at->padded_head + c) * KEYS + r % KEYS;
 #pragma GCC unroll 16
@@ -288,7 +288,7 @@ INLINE float row_maximum(const float *score, int64_t seen, float least)
 /* One block of queries of one head: at->out [rows][padded_head] unnormalised, top and total of each row's softmax. */
 static void forward_block(const struct attention *at, int64_t first, int64_t rows, float *top, double *total)
 {
-    const int64_t end = at->causal ? first + rows : at->length, hp = at->padded_head;
+    const int64_t end = at->causal ? first + rows : at->keys, hp = at->padded_head;
     for (int64_t r = 0; r < rows; r++) {
         top[r] = -INFINITY;
         total[r] = 0;
@@ -365,7 +365,7 @@ INLINE void forward_head(const struct attention *at, const struct operands *of, 
 {
     const int64_t group = at->heads / at->kv_heads;
     pack_transposed(at, rows_of(at, &of->k, b, kv, half), half, at->key_t);
-    pack(at, rows_of(at, &of->v, b, kv, half), 0, at->length, half, 1.0f, at->value);
+    pack(at, rows_of(at, &of->v, b, kv, half), 0, at->keys, half, 1.0f, at->value);
     for (int64_t h = kv * group; h < (kv + 1) * group; h++) forward_queries(at, of, b, h, half);
 }
 
@@ -460,7 +460,7 @@ static void backward_scores(const struct attention *at, int64_t first, int64_t r
 static void backward_block(const struct attention *at, int64_t first, int64_t rows, const float *lse,
                            const float *delta)
 {
-    const int64_t end = at->causal ? first + rows : at->length, hp = at->padded_head;
+    const int64_t end = at->causal ? first + rows : at->keys, hp = at->padded_head;
     memset(at->dquery, 0, (size_t)(rows * hp) * sizeof(float));
     for (int64_t key = first_block(at, first); key < end; key += KEYS) {
         const int64_t keys = smaller(KEYS, end - key);
@@ -534,16 +534,16 @@ INLINE void backward_queries(const struct attention *at, const struct operands *
 
 INLINE void backward_head(const struct attention *at, const struct operands *of, int64_t b, int64_t kv, bool half)
 {
-    const int64_t group = at->heads / at->kv_heads, packed = at->padded_length * at->padded_head;
+    const int64_t group = at->heads / at->kv_heads, packed = at->padded_keys * at->padded_head;
     const struct rows k = rows_of(at, &of->k, b, kv, half), v = rows_of(at, &of->v, b, kv, half);
     pack_transposed(at, k, half, at->key_t);
     pack_transposed(at, v, half, at->value_t);
-    pack(at, k, 0, at->length, half, 1.0f, at->key);
+    pack(at, k, 0, at->keys, half, 1.0f, at->key);
     memset(at->dkey, 0, (size_t)packed * sizeof(float));
     memset(at->dvalue, 0, (size_t)packed * sizeof(float));
     for (int64_t h = kv * group; h < (kv + 1) * group; h++) backward_queries(at, of, b, h, half);
-    unpack(at, at->dkey, 0, at->length, 1.0f, rows_of(at, &of->dk, b, kv, half), of->dk.add, half);
-    unpack(at, at->dvalue, 0, at->length, 1.0f, rows_of(at, &of->dv, b, kv, half), of->dv.add, half);
+    unpack(at, at->dkey, 0, at->keys, 1.0f, rows_of(at, &of->dk, b, kv, half), of->dk.add, half);
+    unpack(at, at->dvalue, 0, at->keys, 1.0f, rows_of(at, &of->dv, b, kv, half), of->dv.add, half);
 }
 
 INLINE void backward_run(const struct hapt_call *call, bool grouped, bool half)

@@ -1,4 +1,5 @@
-/* Group norm of images [rows][channels][height][width]: statistics of each row's groups of channels, as in isa_norm.c. */
+/* Group norm of images [rows][channels][height][width]: statistics of each row's groups of channels, as in isa_norm.c.
+ */
 #include "isa.h"
 
 struct groups {

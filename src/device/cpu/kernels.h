@@ -20,9 +20,9 @@ struct cpu_kernel {
 
 /* The operator families. isa_FAMILY.c defines a table at each level. */
 #define CPU_FAMILIES(of, isa)                                                                                       \
-    of(isa, attention) of(isa, batch_norm) of(isa, convolution) of(isa, dropout) of(isa, embedding) of(isa, expert) of(isa, group_norm) \
-        of(isa, linear) of(isa, llama) of(isa, loss) of(isa, maps) of(isa, moe) of(isa, norm) of(isa, optimizer)    \
-            of(isa, packed) of(isa, patches) of(isa, pointwise) of(isa, pool) of(isa, shape)
+    of(isa, attention) of(isa, batch_norm) of(isa, convolution) of(isa, dropout) of(isa, embedding) of(isa, expert) \
+        of(isa, group_norm) of(isa, linear) of(isa, llama) of(isa, loss) of(isa, maps) of(isa, moe) of(isa, norm)   \
+            of(isa, optimizer) of(isa, packed) of(isa, patches) of(isa, pointwise) of(isa, pool) of(isa, shape)
 #define CPU_DECLARE(isa, family) extern const struct cpu_kernel hapt_cpu_##family##_##isa[];
 CPU_FAMILIES(CPU_DECLARE, v2)
 CPU_FAMILIES(CPU_DECLARE, v3)

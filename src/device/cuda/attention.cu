@@ -58,22 +58,20 @@ __device__ __forceinline__ void tensor_forward_block(const struct attention &all
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float *score = (float *)(value + TILE) + warp * 16 * WEIGHT_LD,
           *factor = (float *)(value + TILE) + TENSOR_ROWS * WEIGHT_LD + warp * 16;
-    const struct attention_tile tile = attention_tile(all, all.heads, TENSOR_ROWS, true);
+    const struct attention_tile tile = attention_tile(all.heads, all.length, TENSOR_ROWS, true);
     const struct attention at = of_sequence(all, tile.batch);
     const int64_t kv_head = tile.head / (at.heads / at.kv_heads), own = tile.first + warp * 16, row = own + lane / 2;
-    const int64_t end = at.causal && tile.first + TENSOR_ROWS < at.length ? tile.first + TENSOR_ROWS : at.length;
+    const int64_t end = at.causal && tile.first + TENSOR_ROWS < at.keys ? tile.first + TENSOR_ROWS : at.keys;
     const struct tensor_layout layout = tensor_layout_find(score);
     struct stripe stripe = {NO_SCORE, 0};
     tensor_sum out[PARTS];
     for (int f = 0; f < PARTS; f++) nvcuda::wmma::fill_fragment(out[f], 0.0f);
-    tile_load(at, head_of<Element>(at, at.q, at.q_width, tile.batch, tile.head), at.q_width, tile.first, TENSOR_ROWS,
-              COLUMNS, LD, query);
+    tile_load(at, query_rows<Element>(at, at.q, at.q_width, tile.batch, tile.head), tile.first, TENSOR_ROWS, COLUMNS,
+              LD, query);
     for (int64_t first = first_key_tile<LIMITED>(at, tile.first, TENSOR_ROWS); first < end; first += TENSOR_ROWS) {
         __syncthreads();
-        tile_load(at, head_of<Element>(at, at.k, at.kv_width, tile.batch, kv_head), at.kv_width, first, TENSOR_ROWS,
-                  COLUMNS, LD, key);
-        tile_load(at, head_of<Element>(at, at.v, at.kv_width, tile.batch, kv_head), at.kv_width, first, TENSOR_ROWS,
-                  COLUMNS, LD, value);
+        tile_load(at, key_rows<Element>(at, at.k, tile.batch, kv_head), first, TENSOR_ROWS, COLUMNS, LD, key);
+        tile_load(at, key_rows<Element>(at, at.v, tile.batch, kv_head), first, TENSOR_ROWS, COLUMNS, LD, value);
         __syncthreads();
         UNROLL
         for (int n = 0; n < TENSOR_ROWS / 16; n++) {
@@ -83,7 +81,7 @@ __device__ __forceinline__ void tensor_forward_block(const struct attention &all
         }
         __syncwarp();
         if (is_limited<LIMITED>(at, own + 15, first)) stripe_limit(at, score, row, first);
-        const int64_t keys = at.length - first, seen = at.causal && row - first + 1 < keys ? row - first + 1 : keys;
+        const int64_t keys = at.keys - first, seen = at.causal && row - first + 1 < keys ? row - first + 1 : keys;
         const float shrink =
             stripe_softmax<Element>(stripe, score, at.dot_scale, seen < TENSOR_ROWS ? (int)seen : (int)TENSOR_ROWS);
         if (lane % 2 == 0) factor[lane / 2] = shrink;
@@ -103,8 +101,7 @@ __device__ __forceinline__ void tensor_forward_block(const struct attention &all
     }
     __syncwarp();
     tensor_put<Element, PARTS>(at, layout, out, 1, factor,
-                               (Element *)head_of<Element>(at, at.y, at.out_width, tile.batch, tile.head), at.out_width,
-                               own, false);
+                               query_rows<Element>(at, at.y, at.out_width, tile.batch, tile.head), own, false);
 }
 #endif
 
@@ -148,23 +145,22 @@ __global__ __launch_bounds__(PLAIN_THREADS) void plain_forward(const struct atte
     SHARED(float, query);
     const int columns = plain_columns(all), ld = columns + 4, tx = threadIdx.x & 15, ty = threadIdx.x >> 4;
     float *other = query + TILE * ld, *weight = other + TILE * ld; /* keys, then values */
-    const struct attention_tile tile = attention_tile(all, all.heads, TILE, true);
+    const struct attention_tile tile = attention_tile(all.heads, all.length, TILE, true);
     const struct attention at = of_sequence(all, tile.batch);
     const int64_t kv_head = tile.head / (at.heads / at.kv_heads), own = tile.first + ty * PATCH;
-    const int64_t end = at.causal && tile.first + TILE < at.length ? tile.first + TILE : at.length;
+    const int64_t end = at.causal && tile.first + TILE < at.keys ? tile.first + TILE : at.keys;
     float out[PATCH][SPAN], score[PATCH][PATCH], top[PATCH], total[PATCH];
     for (int i = 0; i < PATCH; i++) {
         top[i] = NO_SCORE;
         total[i] = 0;
         for (int j = 0; j < SPAN; j++) out[i][j] = 0;
     }
-    tile_load(at, head_of<Element>(at, at.q, at.q_width, tile.batch, tile.head), at.q_width, tile.first, TILE, columns,
-              ld, query);
+    tile_load(at, query_rows<Element>(at, at.q, at.q_width, tile.batch, tile.head), tile.first, TILE, columns, ld,
+              query);
     for (int64_t first = first_key_tile<LIMITED>(at, tile.first, TILE); first < end; first += TILE) {
         const bool limited = is_limited<LIMITED>(at, tile.first + TILE - 1, first);
         __syncthreads();
-        tile_load(at, head_of<Element>(at, at.k, at.kv_width, tile.batch, kv_head), at.kv_width, first, TILE, columns,
-                  ld, other);
+        tile_load(at, key_rows<Element>(at, at.k, tile.batch, kv_head), first, TILE, columns, ld, other);
         __syncthreads();
         plain_dots<PATCH>(score, query + ty * PATCH * ld, other, columns, ld);
         for (int i = 0; i < PATCH; i++) {
@@ -189,8 +185,7 @@ __global__ __launch_bounds__(PLAIN_THREADS) void plain_forward(const struct atte
             for (int j = 0; j < SPAN; j++) out[i][j] *= shrink;
         }
         __syncthreads();
-        tile_load(at, head_of<Element>(at, at.v, at.kv_width, tile.batch, kv_head), at.kv_width, first, TILE, columns,
-                  ld, other);
+        tile_load(at, key_rows<Element>(at, at.v, tile.batch, kv_head), first, TILE, columns, ld, other);
         __syncthreads();
         plain_add<TILE, SPAN>(out, weight + ty * PATCH * SQUARE, SQUARE, 1, other, columns, ld);
     }
@@ -199,8 +194,7 @@ __global__ __launch_bounds__(PLAIN_THREADS) void plain_forward(const struct atte
             at.logsumexp[(tile.batch * at.heads + tile.head) * at.length + own + i] = top[i] + logf(total[i]);
         for (int j = 0; j < SPAN; j++) out[i][j] *= 1.0f / total[i];
     }
-    plain_put(at, out, 1, (Element *)head_of<Element>(at, at.y, at.out_width, tile.batch, tile.head), at.out_width, own,
-              false);
+    plain_put(at, out, 1, query_rows<Element>(at, at.y, at.out_width, tile.batch, tile.head), own, false);
 }
 
 /* Workspace of cuDNN. */
@@ -222,10 +216,10 @@ static enum hapt_status forward_run(const struct hapt_call *call, struct hapt_qu
     if constexpr (sizeof(Element) == 2) {
         const size_t shared = tensor_forward_shared(at);
         if (at.head <= 128 && tensor_can<Element>() && shared <= attention_shared_limit())
-            return TENSOR_LAUNCH(tensor_forward, attention_grid(at, at.heads, TENSOR_ROWS), TENSOR_THREADS, shared,
-                                 queue, at);
+            return TENSOR_LAUNCH(tensor_forward, attention_grid(at, at.heads, at.length, TENSOR_ROWS), TENSOR_THREADS,
+                                 shared, queue, at);
     }
-    PLAIN_LAUNCH(plain_forward, at.heads, 2, 1)
+    PLAIN_LAUNCH(plain_forward, at.heads, at.length, 2, 1)
 }
 
 extern const struct cuda_kernel hapt_cuda_attention[] = {

@@ -25,12 +25,24 @@ static inline size_t attention_shared_limit(void)
     return bytes > 48 << 10 ? (size_t)bytes : 48 << 10;
 }
 
-/* First element of head `head` of sequence `batch`. */
+/* A head of a sequence: element (row, column) is data[row * width + column]. */
+template <class Element> struct head_rows {
+    Element *data;
+    int64_t width, length;
+};
+
+/* Of queries or of what has their shape. */
 template <class Element>
-__device__ __forceinline__ const Element *head_of(const struct attention &at, const void *data, int64_t width,
-                                                  int64_t batch, int64_t head)
-{
-    return (const Element *)data + batch * at.length * width + head * at.head;
+__device__ __forceinline__ struct head_rows<Element> query_rows(const struct attention &at, const void *data,
+                                                                int64_t width, int64_t batch, int64_t head) {
+    return {(Element *)data + batch * at.length * width + head * at.head, width, at.length};
+}
+
+/* Of keys, values or their gradients. */
+template <class Element>
+__device__ __forceinline__ struct head_rows<Element> key_rows(const struct attention &at, const void *data,
+                                                              int64_t batch, int64_t head) {
+    return {(Element *)data + batch * at.keys * at.kv_width + head * at.head, at.kv_width, at.keys};
 }
 
 /* The tile that a block works on. */
@@ -38,25 +50,24 @@ struct attention_tile {
     int64_t batch, head, first; /* head of keys or of queries; first row of the tile */
 };
 
-/* Tiles of a head, in falling order if `falling`. Under a causal mask, the last query tile meets the most keys, and the
- * first key tile the most queries: the longest work starts first. */
-__device__ __forceinline__ struct attention_tile attention_tile(const struct attention &at, int64_t heads, int rows,
-                                                                bool falling)
+/* Tiles of a head of `length` rows, in falling order if `falling`. Under a causal mask, the last query tile meets the
+ * most keys, and the first key tile the most queries: the longest work starts first. */
+__device__ __forceinline__ struct attention_tile attention_tile(int64_t heads, int64_t length, int rows, bool falling)
 {
-    const int64_t tiles = (at.length + rows - 1) / rows, tile = blockIdx.x % tiles, pair = blockIdx.x / tiles;
+    const int64_t tiles = (length + rows - 1) / rows, tile = blockIdx.x % tiles, pair = blockIdx.x / tiles;
     return {pair / heads, pair % heads, (falling ? tiles - 1 - tile : tile) * rows};
 }
 
-static inline dim3 attention_grid(const struct attention &at, int64_t heads, int rows)
+static inline dim3 attention_grid(const struct attention &at, int64_t heads, int64_t length, int rows)
 {
-    return dim3((unsigned)((at.length + rows - 1) / rows * at.batch * heads));
+    return dim3((unsigned)((length + rows - 1) / rows * at.batch * heads));
 }
 
 /* Loads rows [first, first + rows) of a head into tile [rows][ld], with zeros past the head's columns and the
  * sequence's end. `columns`: a multiple of 16. */
 template <class Element, class To>
-__device__ __forceinline__ void tile_load(const struct attention &at, const Element *from, int64_t width, int64_t first,
-                                          int rows, int columns, int ld, To *tile)
+__device__ __forceinline__ void tile_load(const struct attention &at, const struct head_rows<Element> &from,
+                                          int64_t first, int rows, int columns, int ld, To *tile)
 {
     enum { COUNT = pack<Element>::COUNT };
     if (at.packed) {
@@ -64,7 +75,8 @@ __device__ __forceinline__ void tile_load(const struct attention &at, const Elem
         for (int i = threadIdx.x; i < rows * packs; i += blockDim.x) {
             const int r = i / packs, c = i % packs * COUNT;
             pack<Element> some = {};
-            if (first + r < at.length && c < at.head) some = *(const pack<Element> *)(from + (first + r) * width + c);
+            if (first + r < from.length && c < at.head)
+                some = *(const pack<Element> *)(from.data + (first + r) * from.width + c);
             if constexpr (sizeof(Element) == sizeof(To)) {
                 *(pack<Element> *)(tile + r * ld + c) = some;
             } else {
@@ -75,11 +87,11 @@ __device__ __forceinline__ void tile_load(const struct attention &at, const Elem
     }
     for (int i = threadIdx.x; i < rows * columns; i += blockDim.x) {
         const int r = i / columns, c = i % columns;
-        const bool there = first + r < at.length && c < at.head;
+        const bool there = first + r < from.length && c < at.head;
         if constexpr (sizeof(Element) == sizeof(To)) {
-            tile[r * ld + c] = there ? from[(first + r) * width + c] : from_float<Element>(0);
+            tile[r * ld + c] = there ? from.data[(first + r) * from.width + c] : from_float<Element>(0);
         } else {
-            tile[r * ld + c] = there ? to_float(from[(first + r) * width + c]) : 0.0f;
+            tile[r * ld + c] = there ? to_float(from.data[(first + r) * from.width + c]) : 0.0f;
         }
     }
 }
@@ -92,7 +104,7 @@ template <class Element> __device__ __forceinline__ void put(Element *to, float 
 /* True if row `query` may see `key`. Rows past the end see nothing. */
 __device__ __forceinline__ bool visible(const struct attention &at, int64_t query, int64_t key)
 {
-    return query < at.length && key < at.length && (!at.causal || key <= query);
+    return query < at.length && key < at.keys && (!at.causal || key <= query);
 }
 
 /* ---- Limits: windows, documents and caps. LIMITED kernels apply them; they would slow the others down. ---- */
@@ -268,16 +280,16 @@ __device__ __forceinline__ void tensor_add(tensor_sum *sum, const Element *weigh
 /* Stores rows [first, first + 16) of a head from a warp's sums, times `scale` and, if given, a factor per row. */
 template <class Element, int PARTS>
 __device__ __forceinline__ void tensor_put(const struct attention &at, const struct tensor_layout &layout,
-                                           const tensor_sum *sum, float scale, const float *factor, Element *to,
-                                           int64_t width, int64_t first, bool add)
+                                           const tensor_sum *sum, float scale, const float *factor,
+                                           const struct head_rows<Element> &to, int64_t first, bool add)
 {
     UNROLL
     for (int f = 0; f < PARTS; f++) {
         UNROLL
         for (int i = 0; i < tensor_sum::num_elements; i++) {
             const int r = layout.row(i), c = f * 16 + layout.column(i);
-            if (first + r < at.length && c < at.head)
-                put(to + (first + r) * width + c, sum[f].x[i] * (factor ? factor[r] : scale), add);
+            if (first + r < to.length && c < at.head)
+                put(to.data + (first + r) * to.width + c, sum[f].x[i] * (factor ? factor[r] : scale), add);
         }
     }
 }
@@ -354,12 +366,12 @@ __device__ __forceinline__ void plain_add(float (&sum)[TILE / 16][SPAN], const f
 /* Stores this thread's rows, first + i, from its sums. */
 template <class Element, int PATCH, int SPAN>
 __device__ __forceinline__ void plain_put(const struct attention &at, const float (&sum)[PATCH][SPAN], float scale,
-                                          Element *to, int64_t width, int64_t first, bool add)
+                                          const struct head_rows<Element> &to, int64_t first, bool add)
 {
     for (int i = 0; i < PATCH; i++) UNROLL
     for (int j = 0; j < SPAN; j++) {
         const int c = (threadIdx.x & 15) + j * 16;
-        if (first + i < at.length && c < at.head) put(to + (first + i) * width + c, sum[i][j] * scale, add);
+        if (first + i < to.length && c < at.head) put(to.data + (first + i) * to.width + c, sum[i][j] * scale, add);
     }
 }
 
@@ -385,10 +397,10 @@ template <class Element> static int plain_tile(const struct attention &at, int t
     (attention_is_limited(at) ? launch(KERNEL<Element, TILE, SPAN, true>, grid, PLAIN_THREADS, shared, queue, at) \
                               : launch(KERNEL<Element, TILE, SPAN, false>, grid, PLAIN_THREADS, shared, queue, at))
 
-#define PLAIN_LAUNCH(KERNEL, heads, tiles, squares)                                                                 \
+#define PLAIN_LAUNCH(KERNEL, heads, length, tiles, squares)                                                         \
     {                                                                                                               \
         const int tile = plain_tile<Element>(at, tiles, squares);                                                   \
-        const dim3 grid = attention_grid(at, heads, tile);                                                          \
+        const dim3 grid = attention_grid(at, heads, length, tile);                                                  \
         const size_t shared = plain_shared(at, tile, tiles, squares);                                               \
         if (at.head > PLAIN_MOST || shared > attention_shared_limit())                                              \
             return cuda_host->fail(HAPT_ERR_INPUT, "give the model more heads",                                     \

@@ -4,14 +4,16 @@
 
 #include "kernel.cuh"
 
-/* Element (row, column) of head h of sequence b is data[(b * length + row) * width + h * head + column]. */
+/* Element (row, column) of head h of sequence b is data[(b * length + row) * width + h * head + column], with `keys` in
+ * place of `length` for k, v and their gradients. */
 struct attention {
     const void *q, *k, *v, *out, *dout;
     void *y, *dq, *dk, *dv;
     float *logsumexp;                     /* [batch][heads][length] */
     float *delta;                         /* likewise: sums of out * dout */
     int64_t q_width, kv_width, out_width; /* row widths of q and dq; of k, v, dk and dv; of y, out and dout */
-    int64_t batch, length, heads, kv_heads, head;
+    int64_t batch, length, keys, heads, kv_heads,
+        head;                /* length: rows of q; keys: rows of k and v, as many if causal */
     float scale;             /* of dot products */
     float cap;               /* scores become cap tanh(score / cap); 0: they stay */
     float cap_share;         /* scale / cap */
@@ -38,6 +40,7 @@ static inline struct attention attention_of(const struct hapt_call *call, bool g
     struct attention at = {};
     at.batch = in[0].shape[0];
     at.length = in[0].shape[1];
+    at.keys = grouped ? in[1].shape[1] : at.length;
     at.kv_heads = call->integer[0];
     at.heads = at.kv_heads * (q_width / kv_width);
     at.head = kv_width / at.kv_heads;

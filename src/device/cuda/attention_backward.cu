@@ -12,8 +12,8 @@ template <class Element> __global__ void delta_kernel(const struct attention at)
     const int64_t rows = at.batch * at.heads * at.length, warps = (int64_t)gridDim.x * (blockDim.x / 32);
     for (int64_t i = (int64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32; i < rows; i += warps) {
         const int64_t t = i % at.length, head = i / at.length % at.heads, batch = i / at.length / at.heads;
-        const Element *out = head_of<Element>(at, at.out, at.out_width, batch, head) + t * at.out_width;
-        const Element *dout = head_of<Element>(at, at.dout, at.out_width, batch, head) + t * at.out_width;
+        const Element *out = query_rows<Element>(at, at.out, at.out_width, batch, head).data + t * at.out_width;
+        const Element *dout = query_rows<Element>(at, at.dout, at.out_width, batch, head).data + t * at.out_width;
         float sum = 0;
         for (int c = threadIdx.x % 32; c < at.head; c += 32) sum += to_float(out[c]) * to_float(dout[c]);
         sum = warp_sum(sum);
@@ -68,10 +68,9 @@ __device__ __forceinline__ void load_queries(const struct attention &at, const s
                                              int64_t batch, int64_t head, int64_t first)
 {
     enum { COLUMNS = PARTS * 16, LD = COLUMNS + 8 };
-    tile_load(at, head_of<Element>(at, at.q, at.q_width, batch, head), at.q_width, first, TENSOR_ROWS, COLUMNS, LD,
-              of.query);
-    tile_load(at, head_of<Element>(at, at.dout, at.out_width, batch, head), at.out_width, first, TENSOR_ROWS, COLUMNS,
-              LD, of.dout);
+    tile_load(at, query_rows<Element>(at, at.q, at.q_width, batch, head), first, TENSOR_ROWS, COLUMNS, LD, of.query);
+    tile_load(at, query_rows<Element>(at, at.dout, at.out_width, batch, head), first, TENSOR_ROWS, COLUMNS, LD,
+              of.dout);
     statistics_load(at, batch, head, first, TENSOR_ROWS, of.logsumexp, of.delta);
 }
 
@@ -80,10 +79,8 @@ __device__ __forceinline__ void load_keys(const struct attention &at, const stru
                                           int64_t batch, int64_t kv_head, int64_t first)
 {
     enum { COLUMNS = PARTS * 16, LD = COLUMNS + 8 };
-    tile_load(at, head_of<Element>(at, at.k, at.kv_width, batch, kv_head), at.kv_width, first, TENSOR_ROWS, COLUMNS, LD,
-              of.key);
-    tile_load(at, head_of<Element>(at, at.v, at.kv_width, batch, kv_head), at.kv_width, first, TENSOR_ROWS, COLUMNS, LD,
-              of.value);
+    tile_load(at, key_rows<Element>(at, at.k, batch, kv_head), first, TENSOR_ROWS, COLUMNS, LD, of.key);
+    tile_load(at, key_rows<Element>(at, at.v, batch, kv_head), first, TENSOR_ROWS, COLUMNS, LD, of.value);
 }
 
 /* Weight and score gradient of `query` with `key`; `logsumexp` and `delta` are the query's. */
@@ -164,7 +161,7 @@ __device__ __forceinline__ void tensor_keys_block(const struct attention &all, u
 {
     enum { LD = PARTS * 16 + 8 };
     const struct tensor_tiles<Element> of = tensor_divide<Element, PARTS>(memory);
-    const struct attention_tile tile = attention_tile(all, all.kv_heads, TENSOR_ROWS, false);
+    const struct attention_tile tile = attention_tile(all.kv_heads, all.keys, TENSOR_ROWS, false);
     const struct attention at = of_sequence(all, tile.batch);
     const struct tensor_layout layout = tensor_layout_find((float *)of.weight);
     const int64_t group = at.heads / at.kv_heads, own = tile.first + threadIdx.x / 32 * 16,
@@ -184,12 +181,10 @@ __device__ __forceinline__ void tensor_keys_block(const struct attention &all, u
             tensor_add<Element, PARTS>(dvalue, of.weight, of.dout, LD);
             tensor_add<Element, PARTS>(dkey, of.dscore, of.query, LD);
         }
-    tensor_put<Element, PARTS>(at, layout, dkey, at.scale, NULL,
-                               (Element *)head_of<Element>(at, at.dk, at.kv_width, tile.batch, tile.head), at.kv_width,
+    tensor_put<Element, PARTS>(at, layout, dkey, at.scale, NULL, key_rows<Element>(at, at.dk, tile.batch, tile.head),
                                own, at.add_k);
-    tensor_put<Element, PARTS>(at, layout, dvalue, 1, NULL,
-                               (Element *)head_of<Element>(at, at.dv, at.kv_width, tile.batch, tile.head), at.kv_width,
-                               own, at.add_v);
+    tensor_put<Element, PARTS>(at, layout, dvalue, 1, NULL, key_rows<Element>(at, at.dv, tile.batch, tile.head), own,
+                               at.add_v);
 }
 
 template <class Element, int PARTS, bool LIMITED>
@@ -197,11 +192,11 @@ __device__ __forceinline__ void tensor_queries_block(const struct attention &all
 {
     enum { LD = PARTS * 16 + 8 };
     const struct tensor_tiles<Element> of = tensor_divide<Element, PARTS>(memory);
-    const struct attention_tile tile = attention_tile(all, all.heads, TENSOR_ROWS, true);
+    const struct attention_tile tile = attention_tile(all.heads, all.length, TENSOR_ROWS, true);
     const struct attention at = of_sequence(all, tile.batch);
     const struct tensor_layout layout = tensor_layout_find((float *)of.weight);
     const int64_t kv_head = tile.head / (at.heads / at.kv_heads), own = tile.first + threadIdx.x / 32 * 16;
-    const int64_t end = at.causal && tile.first + TENSOR_ROWS < at.length ? tile.first + TENSOR_ROWS : at.length;
+    const int64_t end = at.causal && tile.first + TENSOR_ROWS < at.keys ? tile.first + TENSOR_ROWS : at.keys;
     tensor_sum dquery[PARTS];
     for (int f = 0; f < PARTS; f++) nvcuda::wmma::fill_fragment(dquery[f], 0.0f);
     load_queries<Element, PARTS>(at, of, tile.batch, tile.head, tile.first);
@@ -213,8 +208,7 @@ __device__ __forceinline__ void tensor_queries_block(const struct attention &all
         tensor_add<Element, PARTS>(dquery, of.dscore, of.key, LD);
     }
     tensor_put<Element, PARTS>(at, layout, dquery, at.scale, NULL,
-                               (Element *)head_of<Element>(at, at.dq, at.q_width, tile.batch, tile.head), at.q_width,
-                               own, at.add_q);
+                               query_rows<Element>(at, at.dq, at.q_width, tile.batch, tile.head), own, at.add_q);
 }
 #endif
 
@@ -289,22 +283,19 @@ __global__ __launch_bounds__(PLAIN_THREADS) void plain_keys(const struct attenti
     const int columns = plain_columns(all), ld = columns + 4, ty = threadIdx.x >> 4;
     float *value = key + TILE * ld, *query = value + TILE * ld, *dout = query + TILE * ld, *weight = dout + TILE * ld,
           *dscore = weight + TILE * SQUARE;
-    const struct attention_tile tile = attention_tile(all, all.kv_heads, TILE, false);
+    const struct attention_tile tile = attention_tile(all.kv_heads, all.keys, TILE, false);
     const struct attention at = of_sequence(all, tile.batch);
     const int64_t group = at.heads / at.kv_heads, own = tile.first + ty * PATCH,
                   end = end_of_queries<LIMITED>(at, tile.first, TILE);
     float dkey[PATCH][SPAN] = {}, dvalue[PATCH][SPAN] = {};
-    tile_load(at, head_of<Element>(at, at.k, at.kv_width, tile.batch, tile.head), at.kv_width, tile.first, TILE,
-              columns, ld, key);
-    tile_load(at, head_of<Element>(at, at.v, at.kv_width, tile.batch, tile.head), at.kv_width, tile.first, TILE,
-              columns, ld, value);
+    tile_load(at, key_rows<Element>(at, at.k, tile.batch, tile.head), tile.first, TILE, columns, ld, key);
+    tile_load(at, key_rows<Element>(at, at.v, tile.batch, tile.head), tile.first, TILE, columns, ld, value);
     for (int64_t head = tile.head * group; head < (tile.head + 1) * group; head++)
         for (int64_t first = at.causal ? tile.first : 0; first < end; first += TILE) {
             __syncthreads();
-            tile_load(at, head_of<Element>(at, at.q, at.q_width, tile.batch, head), at.q_width, first, TILE, columns,
-                      ld, query);
-            tile_load(at, head_of<Element>(at, at.dout, at.out_width, tile.batch, head), at.out_width, first, TILE,
-                      columns, ld, dout);
+            tile_load(at, query_rows<Element>(at, at.q, at.q_width, tile.batch, head), first, TILE, columns, ld, query);
+            tile_load(at, query_rows<Element>(at, at.dout, at.out_width, tile.batch, head), first, TILE, columns, ld,
+                      dout);
             __syncthreads();
             plain_scores<TILE, LIMITED>(at, query, dout, key, value, columns, ld, first, tile.first,
                                         (tile.batch * at.heads + head) * at.length, weight, dscore);
@@ -312,10 +303,8 @@ __global__ __launch_bounds__(PLAIN_THREADS) void plain_keys(const struct attenti
             plain_add<TILE, SPAN>(dvalue, weight + ty * PATCH, 1, SQUARE, dout, columns, ld);
             plain_add<TILE, SPAN>(dkey, dscore + ty * PATCH, 1, SQUARE, query, columns, ld);
         }
-    plain_put(at, dkey, at.scale, (Element *)head_of<Element>(at, at.dk, at.kv_width, tile.batch, tile.head),
-              at.kv_width, own, at.add_k);
-    plain_put(at, dvalue, 1, (Element *)head_of<Element>(at, at.dv, at.kv_width, tile.batch, tile.head), at.kv_width,
-              own, at.add_v);
+    plain_put(at, dkey, at.scale, key_rows<Element>(at, at.dk, tile.batch, tile.head), own, at.add_k);
+    plain_put(at, dvalue, 1, key_rows<Element>(at, at.dv, tile.batch, tile.head), own, at.add_v);
 }
 
 template <class Element, int TILE, int SPAN, bool LIMITED>
@@ -325,39 +314,36 @@ __global__ __launch_bounds__(PLAIN_THREADS) void plain_queries(const struct atte
     SHARED(float, query);
     const int columns = plain_columns(all), ld = columns + 4, ty = threadIdx.x >> 4;
     float *dout = query + TILE * ld, *key = dout + TILE * ld, *value = key + TILE * ld, *dscore = value + TILE * ld;
-    const struct attention_tile tile = attention_tile(all, all.heads, TILE, true);
+    const struct attention_tile tile = attention_tile(all.heads, all.length, TILE, true);
     const struct attention at = of_sequence(all, tile.batch);
     const int64_t kv_head = tile.head / (at.heads / at.kv_heads), own = tile.first + ty * PATCH;
-    const int64_t end = at.causal && tile.first + TILE < at.length ? tile.first + TILE : at.length;
+    const int64_t end = at.causal && tile.first + TILE < at.keys ? tile.first + TILE : at.keys;
     float dquery[PATCH][SPAN] = {};
-    tile_load(at, head_of<Element>(at, at.q, at.q_width, tile.batch, tile.head), at.q_width, tile.first, TILE, columns,
-              ld, query);
-    tile_load(at, head_of<Element>(at, at.dout, at.out_width, tile.batch, tile.head), at.out_width, tile.first, TILE,
-              columns, ld, dout);
+    tile_load(at, query_rows<Element>(at, at.q, at.q_width, tile.batch, tile.head), tile.first, TILE, columns, ld,
+              query);
+    tile_load(at, query_rows<Element>(at, at.dout, at.out_width, tile.batch, tile.head), tile.first, TILE, columns, ld,
+              dout);
     for (int64_t first = first_key_tile<LIMITED>(at, tile.first, TILE); first < end; first += TILE) {
         __syncthreads();
-        tile_load(at, head_of<Element>(at, at.k, at.kv_width, tile.batch, kv_head), at.kv_width, first, TILE, columns,
-                  ld, key);
-        tile_load(at, head_of<Element>(at, at.v, at.kv_width, tile.batch, kv_head), at.kv_width, first, TILE, columns,
-                  ld, value);
+        tile_load(at, key_rows<Element>(at, at.k, tile.batch, kv_head), first, TILE, columns, ld, key);
+        tile_load(at, key_rows<Element>(at, at.v, tile.batch, kv_head), first, TILE, columns, ld, value);
         __syncthreads();
         plain_scores<TILE, LIMITED>(at, query, dout, key, value, columns, ld, tile.first, first,
                                     (tile.batch * at.heads + tile.head) * at.length, NULL, dscore);
         __syncthreads();
         plain_add<TILE, SPAN>(dquery, dscore + ty * PATCH * SQUARE, SQUARE, 1, key, columns, ld);
     }
-    plain_put(at, dquery, at.scale, (Element *)head_of<Element>(at, at.dq, at.q_width, tile.batch, tile.head),
-              at.q_width, own, at.add_q);
+    plain_put(at, dquery, at.scale, query_rows<Element>(at, at.dq, at.q_width, tile.batch, tile.head), own, at.add_q);
 }
 
 template <class Element> static enum hapt_status keys_run(const struct attention &at, struct hapt_queue *queue)
 {
-    PLAIN_LAUNCH(plain_keys, at.kv_heads, 4, 2)
+    PLAIN_LAUNCH(plain_keys, at.kv_heads, at.keys, 4, 2)
 }
 
 template <class Element> static enum hapt_status queries_run(const struct attention &at, struct hapt_queue *queue)
 {
-    PLAIN_LAUNCH(plain_queries, at.heads, 4, 1)
+    PLAIN_LAUNCH(plain_queries, at.heads, at.length, 4, 1)
 }
 
 template <class Element> static enum hapt_status backward_of(const struct attention &at, struct hapt_queue *queue)
@@ -366,10 +352,10 @@ template <class Element> static enum hapt_status backward_of(const struct attent
     if constexpr (sizeof(Element) == 2) {
         const size_t shared = tensor_backward_shared(at);
         if (at.head <= 128 && tensor_can<Element>() && shared <= attention_shared_limit()) {
-            HAPT_TRY(TENSOR_LAUNCH(tensor_keys, attention_grid(at, at.kv_heads, TENSOR_ROWS), TENSOR_THREADS, shared,
-                                   queue, at));
-            return TENSOR_LAUNCH(tensor_queries, attention_grid(at, at.heads, TENSOR_ROWS), TENSOR_THREADS, shared,
-                                 queue, at);
+            HAPT_TRY(TENSOR_LAUNCH(tensor_keys, attention_grid(at, at.kv_heads, at.keys, TENSOR_ROWS), TENSOR_THREADS,
+                                   shared, queue, at));
+            return TENSOR_LAUNCH(tensor_queries, attention_grid(at, at.heads, at.length, TENSOR_ROWS), TENSOR_THREADS,
+                                 shared, queue, at);
         }
     }
     HAPT_TRY(keys_run<Element>(at, queue));

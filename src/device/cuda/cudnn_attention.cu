@@ -38,7 +38,7 @@ enum {
 
 struct attention_key {
     char kind[8];
-    int64_t batch, length, heads, kv_heads, head, q_width, kv_width, out_width, all_heads;
+    int64_t batch, length, keys, heads, kv_heads, head, q_width, kv_width, out_width, all_heads;
     int dtype, causal, backward;
     int row_alignment; /* bytes: of statistics and delta, where a share starts */
     size_t workspace_bytes;
@@ -56,12 +56,23 @@ struct graph {
 
 typedef cudnnBackendDescriptor_t tensor;
 
-/* Heads of a tensor of rows `width` wide. */
-static tensor heads_make(struct graph *graph, int64_t uid, int64_t heads, int64_t width, bool turned)
+/* Heads of queries, of a tensor of rows `width` wide. */
+static tensor queries_make(struct graph *graph, int64_t uid, int64_t width)
 {
     const struct attention_key *key = graph->key;
-    const int64_t shape[4] = {key->batch, heads, turned ? key->head : key->length, turned ? key->length : key->head};
-    const int64_t stride[4] = {key->length * width, key->head, turned ? 1 : width, turned ? width : 1};
+    const int64_t shape[4] = {key->batch, key->heads, key->length, key->head},
+                  stride[4] = {key->length * width, key->head, width, 1};
+    return cudnn_tensor(graph->list, uid, shape, stride, cudnn_type(key->dtype), CUDNN_ALIGNMENT);
+}
+
+/* Heads of keys or values. */
+static tensor keys_make(struct graph *graph, int64_t uid, bool turned)
+{
+    const struct attention_key *key = graph->key;
+    const int64_t width = key->kv_width,
+                  shape[4] = {key->batch, key->kv_heads, turned ? key->head : key->keys,
+                              turned ? key->keys : key->head},
+                  stride[4] = {key->keys * width, key->head, turned ? 1 : width, turned ? width : 1};
     return cudnn_tensor(graph->list, uid, shape, stride, cudnn_type(key->dtype), CUDNN_ALIGNMENT);
 }
 
@@ -84,7 +95,7 @@ static tensor between(struct graph *graph, int64_t columns, cudnnDataType_t type
 
 static tensor scores(struct graph *graph)
 {
-    return between(graph, graph->key->length, CUDNN_DATA_FLOAT);
+    return between(graph, graph->key->keys, CUDNN_DATA_FLOAT);
 }
 
 static void operation_end(struct graph *graph, cudnnBackendDescriptor_t operation)
@@ -171,13 +182,13 @@ static tensor reshape(struct graph *graph, tensor x, tensor y)
 static tensor mask(struct graph *graph, tensor score)
 {
     if (!graph->key->causal) return score;
-    const int64_t length = graph->key->length;
+    const int64_t keys = graph->key->keys;
     tensor row =
-        pointwise(graph, CUDNN_POINTWISE_GEN_INDEX, score, NULL, NULL, between(graph, length, CUDNN_DATA_INT32), 2);
+        pointwise(graph, CUDNN_POINTWISE_GEN_INDEX, score, NULL, NULL, between(graph, keys, CUDNN_DATA_INT32), 2);
     tensor column =
-        pointwise(graph, CUDNN_POINTWISE_GEN_INDEX, score, NULL, NULL, between(graph, length, CUDNN_DATA_INT32), 3);
+        pointwise(graph, CUDNN_POINTWISE_GEN_INDEX, score, NULL, NULL, between(graph, keys, CUDNN_DATA_INT32), 3);
     tensor seen =
-        pointwise(graph, CUDNN_POINTWISE_CMP_GE, row, column, NULL, between(graph, length, CUDNN_DATA_BOOLEAN), 0);
+        pointwise(graph, CUDNN_POINTWISE_CMP_GE, row, column, NULL, between(graph, keys, CUDNN_DATA_BOOLEAN), 0);
     return pointwise(graph, CUDNN_POINTWISE_BINARY_SELECT, score, cudnn_number(graph->list, UID_HIDDEN), seen,
                      scores(graph), 0);
 }
@@ -185,10 +196,8 @@ static tensor mask(struct graph *graph, tensor score)
 static void forward_graph(struct graph *graph)
 {
     const struct attention_key *key = graph->key;
-    tensor q = heads_make(graph, UID_Q, key->heads, key->q_width, false),
-           k = heads_make(graph, UID_K, key->kv_heads, key->kv_width, true),
-           v = heads_make(graph, UID_V, key->kv_heads, key->kv_width, false),
-           out = heads_make(graph, UID_OUT, key->heads, key->out_width, false),
+    tensor q = queries_make(graph, UID_Q, key->q_width), k = keys_make(graph, UID_K, true),
+           v = keys_make(graph, UID_V, false), out = queries_make(graph, UID_OUT, key->out_width),
            statistics = rows_make(graph, UID_STATISTICS);
     tensor score = product(graph, q, k, scores(graph));
     score = combine(graph, CUDNN_POINTWISE_MUL, score, cudnn_number(graph->list, UID_SCALE));
@@ -199,8 +208,8 @@ static void forward_graph(struct graph *graph)
     tensor total = reduce(graph, CUDNN_REDUCE_TENSOR_ADD, score, between(graph, 1, CUDNN_DATA_FLOAT));
     tensor logarithm = pointwise(graph, CUDNN_POINTWISE_LOG, total, NULL, NULL, between(graph, 1, CUDNN_DATA_FLOAT), 0);
     pointwise(graph, CUDNN_POINTWISE_ADD, top, logarithm, NULL, statistics, 0);
-    tensor weight = pointwise(graph, CUDNN_POINTWISE_DIV, score, total, NULL,
-                              between(graph, key->length, cudnn_type(key->dtype)), 0);
+    tensor weight =
+        pointwise(graph, CUDNN_POINTWISE_DIV, score, total, NULL, between(graph, key->keys, cudnn_type(key->dtype)), 0);
     product(graph, weight, v, out);
 }
 
@@ -208,8 +217,8 @@ static void forward_graph(struct graph *graph)
 static tensor turn(struct graph *graph, tensor score)
 {
     const struct attention_key *key = graph->key;
-    const int64_t length = key->length, shape[4] = {key->batch, key->heads, length, length},
-                  stride[4] = {key->heads * length * length, length * length, 1, length};
+    const int64_t all = key->length * key->keys, shape[4] = {key->batch, key->heads, key->keys, key->length},
+                  stride[4] = {key->heads * all, all, 1, key->keys};
     return reshape(graph, score, cudnn_virtual(graph->list, graph->next++, shape, stride, cudnn_type(key->dtype)));
 }
 
@@ -217,24 +226,24 @@ static tensor turn(struct graph *graph, tensor score)
 static void to_keys(struct graph *graph, tensor score, tensor rows, int64_t uid)
 {
     const struct attention_key *key = graph->key;
-    tensor result = heads_make(graph, uid, key->kv_heads, key->kv_width, false);
+    tensor result = keys_make(graph, uid, false);
     if (key->heads == key->kv_heads) {
         product(graph, score, rows, result);
         return;
     }
+    const int64_t shape[4] = {key->batch, key->heads, key->keys, key->head};
     reduce(graph, CUDNN_REDUCE_TENSOR_ADD,
-           product(graph, score, rows, between(graph, key->head, cudnn_type(key->dtype))), result);
+           product(graph, score, rows, cudnn_virtual(graph->list, graph->next++, shape, NULL, cudnn_type(key->dtype))),
+           result);
 }
 
 static void backward_graph(struct graph *graph)
 {
     const struct attention_key *key = graph->key;
-    tensor q = heads_make(graph, UID_Q, key->heads, key->q_width, false),
-           k = heads_make(graph, UID_K, key->kv_heads, key->kv_width, true),
-           v = heads_make(graph, UID_V, key->kv_heads, key->kv_width, true),
-           out = heads_make(graph, UID_OUT, key->heads, key->out_width, false),
-           dout = heads_make(graph, UID_DOUT, key->heads, key->out_width, false),
-           statistics = rows_make(graph, UID_STATISTICS), delta = rows_make(graph, UID_DELTA);
+    tensor q = queries_make(graph, UID_Q, key->q_width), k = keys_make(graph, UID_K, true),
+           v = keys_make(graph, UID_V, true), out = queries_make(graph, UID_OUT, key->out_width),
+           dout = queries_make(graph, UID_DOUT, key->out_width), statistics = rows_make(graph, UID_STATISTICS),
+           delta = rows_make(graph, UID_DELTA);
     tensor scale = cudnn_number(graph->list, UID_SCALE);
     tensor both =
         pointwise(graph, CUDNN_POINTWISE_MUL, dout, out, NULL, between(graph, key->head, CUDNN_DATA_FLOAT), 0);
@@ -254,10 +263,10 @@ static void backward_graph(struct graph *graph)
     dscore = combine(graph, CUDNN_POINTWISE_MUL, dscore, scale);
     to_keys(graph, turn(graph, dscore), q, UID_DK);
 
-    const int64_t shape[4] = {key->batch, key->kv_heads, key->length, key->head},
-                  stride[4] = {key->length * key->kv_width, key->head, key->kv_width, 1};
+    const int64_t shape[4] = {key->batch, key->kv_heads, key->keys, key->head},
+                  stride[4] = {key->keys * key->kv_width, key->head, key->kv_width, 1};
     tensor keys = reshape(graph, k, cudnn_virtual(graph->list, graph->next++, shape, stride, cudnn_type(key->dtype)));
-    product(graph, dscore, keys, heads_make(graph, UID_DQ, key->heads, key->q_width, false));
+    product(graph, dscore, keys, queries_make(graph, UID_DQ, key->q_width));
 }
 
 static cudnnBackendDescriptor_t attention_graph(struct descriptor_list *list, const void *of)
@@ -284,8 +293,9 @@ static bool attention_accepts(const cudnnBackendNumericalNote_t *note, int64_t n
  * and, where it shares keys, its own gradients of keys and values. */
 static int64_t share_bytes(const struct attention *at, bool backward, int64_t batch, int64_t kv_heads)
 {
-    const int64_t heads = batch * kv_heads * (at->heads / at->kv_heads), side = round_up(at->length, KEY_TILE);
-    const int64_t square = 2 * side * side, rows = at->heads > at->kv_heads ? 2 * 2 * side * at->head : 0;
+    const int64_t heads = batch * kv_heads * (at->heads / at->kv_heads), side = round_up(at->length, KEY_TILE),
+                  other = round_up(at->keys, KEY_TILE);
+    const int64_t square = 2 * side * other, rows = at->heads > at->kv_heads ? 2 * 2 * other * at->head : 0;
     return LEAST_BYTES + (backward ? heads * (square + rows) : 0);
 }
 
@@ -326,9 +336,10 @@ static struct attention_share share_of(const struct attention *at, bool backward
 /* True if cuDNN may take the call; it can still refuse. The graph has a mask, but no window, documents or cap. */
 static bool is_possible(const struct attention *at, enum hapt_dtype dtype, bool backward)
 {
-    return dtype != HAPT_F32 && !attention_is_limited(*at) && at->batch > 0 && at->length > 1 && at->head % 8 == 0 &&
-           at->head <= (backward ? MOST_BACKWARD : MOST_FORWARD) && at->q_width % 8 == 0 && at->kv_width % 8 == 0 &&
-           at->out_width % 8 == 0 && share_bytes(at, backward, 1, 1) <= (int64_t)MOST_MIB << 20;
+    return dtype != HAPT_F32 && !attention_is_limited(*at) && at->batch > 0 && at->length > 1 && at->keys > 1 &&
+           at->head % 8 == 0 && at->head <= (backward ? MOST_BACKWARD : MOST_FORWARD) && at->q_width % 8 == 0 &&
+           at->kv_width % 8 == 0 && at->out_width % 8 == 0 &&
+           share_bytes(at, backward, 1, 1) <= (int64_t)MOST_MIB << 20;
 }
 
 static size_t delta_bytes(const struct attention *at)
@@ -361,6 +372,7 @@ static struct attention_key key_of_share(const struct attention *at, enum hapt_d
     memcpy(key.kind, "attend", sizeof "attend");
     key.batch = share.batch;
     key.length = at->length;
+    key.keys = at->keys;
     key.kv_heads = share.kv_heads;
     key.heads = share.kv_heads * (at->heads / at->kv_heads);
     key.all_heads = at->heads;
@@ -387,9 +399,10 @@ static struct cudnn_problem attention_problem(const struct attention_key *key)
 static enum hapt_status share_run(const struct attention *at, const struct attention_key *key, int64_t sequence,
                                   int64_t kv_head, float *delta, void *workspace, struct hapt_queue *queue, bool *done)
 {
-    const int64_t head = kv_head * (at->heads / at->kv_heads), row = sequence * at->length;
+    const int64_t head = kv_head * (at->heads / at->kv_heads), row = sequence * at->length,
+                  key_row = sequence * at->keys;
     const auto in = [](const void *data, int64_t element) { return (void *)((char *)data + 2 * element); };
-    const int64_t q = row * at->q_width + head * at->head, kv = row * at->kv_width + kv_head * at->head,
+    const int64_t q = row * at->q_width + head * at->head, kv = key_row * at->kv_width + kv_head * at->head,
                   out = row * at->out_width + head * at->head, rows = (sequence * at->heads + head) * at->length;
     /* cuDNN before 9.10 wants a finite number. */
     float scale = at->scale, hidden = cudnn_version() < 91000 ? -FLT_MAX : -INFINITY, one = 1;

@@ -178,10 +178,11 @@ static enum hapt_status backward_launch(const struct group_backward<Element> &jo
 }
 
 /* Calls LAUNCH for packs of elements where they fit, and with a warp for each small plane. */
-#define PLANES_LAUNCH(LAUNCH, packed, pixels, ...)                                                       \
-    ((pixels) <= NARROW_ROW                                                                              \
-         ? ((packed) ? LAUNCH<Element, pack<Element>::COUNT, true>(__VA_ARGS__) : LAUNCH<Element, 1, true>(__VA_ARGS__)) \
-         : ((packed) ? LAUNCH<Element, pack<Element>::COUNT, false>(__VA_ARGS__) : LAUNCH<Element, 1, false>(__VA_ARGS__)))
+#define PLANES_LAUNCH(LAUNCH, packed, pixels, ...)                                                  \
+    ((pixels) <= NARROW_ROW ? ((packed) ? LAUNCH<Element, pack<Element>::COUNT, true>(__VA_ARGS__)  \
+                                        : LAUNCH<Element, 1, true>(__VA_ARGS__))                    \
+                            : ((packed) ? LAUNCH<Element, pack<Element>::COUNT, false>(__VA_ARGS__) \
+                                        : LAUNCH<Element, 1, false>(__VA_ARGS__)))
 
 template <class Element> static enum hapt_status group_norm_run(const struct hapt_call *call, struct hapt_queue *queue)
 {
@@ -200,7 +201,8 @@ template <class Element> static enum hapt_status group_norm_run(const struct hap
 }
 
 /* input: x, gamma, mean, rstd, dy; output: dx, and dgamma, dbeta unless the parameters are frozen */
-template <class Element> static enum hapt_status group_norm_backward_run(const struct hapt_call *call, struct hapt_queue *queue)
+template <class Element>
+static enum hapt_status group_norm_backward_run(const struct hapt_call *call, struct hapt_queue *queue)
 {
     struct group_backward<Element> job;
     job.n = planes_of(call);
@@ -217,8 +219,8 @@ template <class Element> static enum hapt_status group_norm_backward_run(const s
     for (int o = 1; o < call->output_count; o++) {
         float *out = (float *)call->output[o].data;
         if (!out) continue;
-        HAPT_TRY(launch(parameter_kernel, blocks_for(job.n.all, 64), 64, 0, queue, job.n, (const float *)job.sums, o - 1,
-                        out, (call->accumulate >> o & 1u) != 0));
+        HAPT_TRY(launch(parameter_kernel, blocks_for(job.n.all, 64), 64, 0, queue, job.n, (const float *)job.sums,
+                        o - 1, out, (call->accumulate >> o & 1u) != 0));
     }
     return HAPT_OK;
 }
