@@ -99,14 +99,14 @@ def export(model, inputs, targets, path, name=None):
     mode = FakeTensorMode(allow_non_fake_inputs=True) if any(weight.is_meta for weight in model.parameters()) else contextlib.nullcontext()
     wrapped = Loss(with_fakes(model, mode) if isinstance(mode, FakeTensorMode) else model)
 
-    def twice_as_many(one):
-        return {key: twice_as_many(value) for key, value in one.items()} if isinstance(one, dict) else torch.cat([one, one])
-    twice = [twice_as_many(one) for one in (inputs, targets)]
+    def times(count, one):
+        return {key: times(count, value) for key, value in one.items()} if isinstance(one, dict) else torch.cat([one] * count)
+    examples = [tuple(times(count, one) for one in (inputs, targets)) for count in (1, 2)]  # copies: one tensor may be given twice
     if any(weight.dtype != torch.float32 for weight in model.parameters()):
         raise Unsupported("weights are not fp32; hapt converts the model, --dtype")
     try:
         with mode:
-            programs = [torch.export.export(wrapped, tuple(example)) for example in ((inputs, targets), twice)]
+            programs = [torch.export.export(wrapped, example) for example in examples]
     except Exception as error:  # it has many kinds of them
         raise NoGraph("torch.export makes no graph of it: %s: %s" % (type(error).__name__, str(error).strip().split("\n")[0])) from error
     state = dict(wrapped.named_parameters(remove_duplicate=False))
