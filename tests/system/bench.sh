@@ -31,6 +31,9 @@ if [ "${HAPT_LONG:-0}" != 0 ]; then # half a minute, and 12 to 3 s each
     section 4 '^[24] : 1: (even split|best split by hand) / hapt: median @ ' run finetune
     if [ -n "${HAPT_TRANSFORMERS:-}" ]; then
         section 2 '^(fp32|bf16): transformers / hapt: median @ ' run published
+        if "$HAPT_TRANSFORMERS" -c 'import diffusers' 2>/dev/null; then
+            section 2 '^ *2 +2 +@ +@ +2 \| +3.72 +3.78$|^A100 alone, 16 items: hapt +@, even +@ items/s; hapt / even @$' sdxl
+        fi
     fi
     section 1 '^each at its best rows: hapt first on [01] of 1; least @, quartiles @ @ @, most @$' compare table
     section 1 '^gpt2-124m: a plan at 2 of 2 sizes; worst cliff @; the best single choice takes @ to @ times as long$' memory

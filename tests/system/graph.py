@@ -87,6 +87,18 @@ with h5py.File(path("w.h5")) as exported, h5py.File(path("mine.h5"), "r+") as fi
 passes("model", "gpt", "--layers", LAYERS, "--hidden", D, "--heads", HEADS, "--sequence", T, "--vocab", V, "--microbatch", ROWS, "--tied-embeddings", "no",
        "--weights", path("mine.h5"), "--data", path("mine.h5"), "--output", path("copied.h5"))
 check(same(train(path("mine.h5"), None), train(path("copied.h5"), None)), "weights and data of a file of Python begin another model")
+
+# ---- a model without values is to plan with ----
+unknown = hapt.Graph("unknown", ROWS, sequence=T, vocab=V)
+table = unknown.parameter("table", [V, D], value=hapt.NoValue((V, D)))
+out = unknown.parameter("out", [V, D], value=hapt.NoValue((V, D)))
+logits = unknown.op("linear_t", unknown.op("embedding", unknown.tokens, table, None), out, None)
+unknown.save(path("unknown.h5"), unknown.cross_entropy(logits))
+planned = json.loads(passes("plan", "--input", path("unknown.h5"), "--cluster", cpu_cluster(1), "--predict", "--microbatches", 2, "--json",
+                            "--output", path("unknown-plan.h5")).stdout)
+check(planned["simulated_s"] > 0, "it is planned")
+refuses(3, "was never written", "--input", path("unknown.h5"), "--data", path("tokens-data.h5"), "--cluster", cpu_cluster(1), "--predict", "--steps", 1,
+        "--microbatches", MICROBATCHES, "--output", path("unknown"))
 write_data("later", batches=batches)
 with h5py.File(path("later-data.h5"), "r+") as file:
     file.attrs["version"] = 2
