@@ -15,14 +15,15 @@ import os
 
 import h5py
 
+PACKED_COLUMNS, PACKED_WORDS = 32, {"nf4": 5, "int8": 9, "bf16": 16}  # of a block of a packed matrix
 MOST_DIMENSIONS, MOST_INPUTS, MOST_OUTPUTS, MOST_ATTRIBUTES = 5, 10, 4, 6
 
 
 class Tensor:
-    """A tensor of a graph: an input, a parameter, or what an operator makes."""
+    """A tensor of a graph: an input, a parameter, or what an operator makes. packed: how devices hold it, or None."""
 
     def __init__(self, graph, row, name):
-        self.graph, self.row, self.name = graph, row, name
+        self.graph, self.row, self.name, self.packed = graph, row, name, None
 
     def __add__(self, other):
         return self.graph.op("add", self, other)
@@ -100,12 +101,18 @@ class Graph:
             self.inputs[role] = self._tensor(role, "input", *shapes[role], role=role)
         return self.inputs[role]
 
-    def parameter(self, name, shape, std=0.02, init="normal", value=None, trainable=True):
+    def parameter(self, name, shape, std=0.02, init="normal", value=None, trainable=True, packed=None):
         """A parameter of this name. init: normal (with this standard deviation), zero or one. value: an array to begin with, or NoValue;
-        all parameters of a graph have one, or none."""
+        all parameters of a graph have one, or none. packed: devices hold a frozen matrix [out][in] as nf4, int8 or bf16, in blocks of 32
+        columns, for linear_packed; the value is fp32."""
         if value is not None and tuple(value.shape) != tuple(shape):
             raise ValueError("%s: the value has shape %s, not %s" % (name, tuple(value.shape), tuple(shape)))
-        made = self._tensor(name, "parameter", shape, self.dtype, init=init, std=std if init == "normal" else 0.0, trainable=trainable)
+        if packed and (trainable or len(shape) != 2 or shape[1] % PACKED_COLUMNS):
+            raise ValueError("%s: only a frozen matrix is packed, with a multiple of %d columns" % (name, PACKED_COLUMNS))
+        if packed:
+            shape = [shape[0], shape[1] // PACKED_COLUMNS, PACKED_WORDS[packed]]
+        made = self._tensor(name, "parameter", shape, "fp32" if packed else self.dtype, init=init, std=std if init == "normal" else 0.0, trainable=trainable)
+        made.packed = packed
         if value is not None:
             self.values[name] = value
         return made
@@ -128,10 +135,10 @@ class Graph:
                                [operator.index(number) for number in integers], list(reals)))
         return made[0] if outputs == 1 else made
 
-    def linear(self, x, name, width, out, bias=True, std=0.02):
-        """x W^T + b, with NAME.weight [out][width] and NAME.bias [out], as in PyTorch."""
-        weight = self.parameter(name + ".weight", [out, width], std)
-        return self.op("linear_t", x, weight, self.parameter(name + ".bias", [out], init="zero") if bias else None, name=name)
+    def linear(self, x, name, width, out, bias=True, std=0.02, packed=None):
+        """x W^T + b, with NAME.weight [out][width] and NAME.bias [out], as in PyTorch. packed: as of parameter; the weight is frozen then."""
+        weight = self.parameter(name + ".weight", [out, width], std, trainable=not packed, packed=packed)
+        return self.op("linear_packed" if packed else "linear_t", x, weight, self.parameter(name + ".bias", [out], init="zero") if bias else None, name=name)
 
     def layer_norm(self, x, name, width, epsilon=1e-5):
         """The layer norm over the last dimension, with NAME.weight and NAME.bias [width]."""

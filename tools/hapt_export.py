@@ -94,8 +94,9 @@ def prune(graph, loss):
     graph.values = {name: value for name, value in graph.values.items() if name in names}
 
 
-def export(model, inputs, targets, path, name=None):
-    """Writes the model file. Raises Unsupported, with all operators that hapt lacks, before it writes anything."""
+def export(model, inputs, targets, path, name=None, frozen_weights="fp32"):
+    """Writes the model file. frozen_weights: how devices hold matrices that do not train and only linear layers read, fp32, bf16, int8 or
+    nf4 (hapt help import). Raises Unsupported, with all operators that hapt lacks, before it writes anything."""
     mode = FakeTensorMode(allow_non_fake_inputs=True) if any(weight.is_meta for weight in model.parameters()) else contextlib.nullcontext()
     wrapped = Loss(with_fakes(model, mode) if isinstance(mode, FakeTensorMode) else model)
 
@@ -111,7 +112,7 @@ def export(model, inputs, targets, path, name=None):
         raise NoGraph("torch.export makes no graph of it: %s: %s" % (type(error).__name__, str(error).strip().split("\n")[0])) from error
     state = dict(wrapped.named_parameters(remove_duplicate=False))
     state.update(wrapped.named_buffers(remove_duplicate=False))
-    exporter = Exporter(name or type(model).__name__, (inputs, targets), *programs, state, HANDLERS)
+    exporter = Exporter(name or type(model).__name__, (inputs, targets), *programs, state, HANDLERS, frozen_weights)
     exporter.run()
     if exporter.loss is None:
         raise Unsupported("the loss is neither a cross entropy nor a mean squared error")
@@ -131,6 +132,7 @@ def main():
     parser = argparse.ArgumentParser(description="Exports a PyTorch model as a model file of hapt.")
     parser.add_argument("file", help="FILE.py, which defines model(): it returns (model, inputs, targets)")
     parser.add_argument("--output", required=True, help="the model file")
+    parser.add_argument("--frozen-weights", choices=["fp32", "bf16", "int8", "nf4"], default="fp32", help="how devices hold frozen weights of linear layers")
     options = parser.parse_args()
     spec = importlib.util.spec_from_file_location("exported", options.file)
     if spec is None or not os.path.isfile(options.file):
@@ -144,7 +146,7 @@ def main():
     if not isinstance(made, tuple) or len(made) != 3:
         fail(3, "model() of %s does not return three values" % options.file, "let it return the model, its inputs and the targets")
     try:
-        graph = export(*made, options.output)
+        graph = export(*made, options.output, frozen_weights=options.frozen_weights)
     except Unsupported as error:
         lacking = isinstance(error, Lacking)
         fail(3, "%s: %s%s" % (options.file, "hapt has no operators for " if lacking else "", error),

@@ -65,8 +65,9 @@ class Value:
 class Exporter:
     """handlers: by the name of a PyTorch operator, a function of the exporter, the node and the values of its arguments; it returns a value."""
 
-    def __init__(self, name, example, program, wide_program, state, handlers):
+    def __init__(self, name, example, program, wide_program, state, handlers, frozen_weights="fp32"):
         self.program, self.state, self.handlers = program, state, handlers
+        self.packing = None if frozen_weights == "fp32" else frozen_weights
         self.nodes = list(program.graph.nodes)
         self.wide = {node: other for node, other in zip(self.nodes, wide_program.graph.nodes)}
         self.narrow = {other: node for node, other in self.wide.items()}
@@ -196,14 +197,26 @@ class Exporter:
         value.shape = value.wide = tuple(one.shape)
         value.constant = value.wide_constant = one
 
-    def parameter(self, name):
+    def key_of(self, name):
+        """The same for tied parameters."""
         value = self.state[name].detach()
+        return id(self.state[name]) if isinstance(value, FakeTensor) else (value.data_ptr(), tuple(value.shape), value.stride())
+
+    def is_packed(self, name, node):
+        """True for a frozen matrix that only linear layers read."""
+        value = self.state[name]
+        return (self.packing and not value.requires_grad and value.dim() == 2 and value.shape[1] % hapt.PACKED_COLUMNS == 0 and
+                all(user.target == ATEN.linear.default and user.args[1] is node and user.args[0] is not node for user in node.users) and
+                sum(self.key_of(other) == self.key_of(name) for other in self.state) == 1)
+
+    def parameter(self, name, node):
+        value, key = self.state[name].detach(), self.key_of(name)
         unknown = isinstance(value, FakeTensor)
-        key = id(self.state[name]) if unknown else (value.data_ptr(), tuple(value.shape), value.stride())  # of tied parameters it is the same
         if key not in self.parameters:
             shape = tuple(value.shape) or (1,)
             trains = self.state[name].requires_grad or name in self.buffers_that_run
             self.parameters[key] = self.graph.parameter(name.removeprefix("model."), shape, trainable=trains,
+                                                        packed=self.packing if self.is_packed(name, node) else None,
                                                         value=hapt.NoValue(shape) if unknown else value.float().reshape(shape).numpy())
         return self.parameters[key]
 
@@ -426,11 +439,11 @@ class Exporter:
         shape, wide = self.shapes_of(node) if hasattr(node.meta.get("val"), "shape") else ((), ())
         name = node.name
         if name in signature.inputs_to_parameters:
-            return Value(shape, wide, parameter=self.parameter(signature.inputs_to_parameters[name]))
+            return Value(shape, wide, parameter=self.parameter(signature.inputs_to_parameters[name], node))
         if name in signature.inputs_to_buffers:
             buffer = signature.inputs_to_buffers[name]
             if buffer in self.buffers_that_run:
-                return Value(shape, wide, parameter=self.parameter(buffer))
+                return Value(shape, wide, parameter=self.parameter(buffer, node))
             return Value(shape, wide, constant=self.state[buffer].detach())
         if name in signature.inputs_to_lifted_tensor_constants:
             return Value(shape, wide, constant=self.program.constants[signature.inputs_to_lifted_tensor_constants[name]])

@@ -101,11 +101,13 @@ HANDLERS["rsub"] = lambda e, node, a, b, alpha=1: HANDLERS["sub"](e, node, Value
 
 @handles("linear")
 def linear(e, node, x, weight, bias=None):
-    if weight.parameter is None or (bias is not None and bias.parameter is None):
+    own = bias.parameter if bias is not None and weight.parameter is not None else None
+    if weight.parameter is None:
         made = e.general_matmul(x, e.permute(weight, [1, 0]))
-        return HANDLERS["add"](e, node, made, bias) if bias is not None else made
-    return e.op("linear_t", [x, weight.parameter, bias.parameter if bias is not None else None], x.shape[:-1] + weight.shape[:1],
-                x.wide[:-1] + weight.wide[:1])
+    else:
+        made = e.op("linear_packed" if weight.parameter.packed else "linear_t", [x, weight.parameter, own], x.shape[:-1] + weight.shape[:1],
+                    x.wide[:-1] + weight.wide[:1])
+    return made if bias is None or own is not None else HANDLERS["add"](e, node, made, bias)
 
 
 @handles("addmm")

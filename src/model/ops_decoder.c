@@ -67,7 +67,7 @@ static enum hapt_status infer_linear_packed(const struct hapt_graph *graph, cons
     const struct hapt_tensor *x = &graph->tensor[op->input[0]], *weight = &graph->tensor[op->input[1]];
     (void)output;
     if (hapt_packing_of(weight->shape[2]) == HAPT_PACKING_NONE)
-        return hapt_op_bad_attribute(op, "its weight has blocks of neither 9 nor 16 words");
+        return hapt_op_bad_attribute(op, "its weight has blocks of none of 5, 9 and 16 words");
     if (weight->kind != HAPT_TENSOR_PARAMETER || weight->trainable)
         return hapt_op_bad_attribute(op, "its weight is no frozen parameter");
     return x->shape[x->dims - 1] == weight->shape[1] * HAPT_PACKING_COLUMNS

@@ -1,6 +1,8 @@
 /* Packed parameters (packing.h): their published shape, and conversion in place. */
 #include "hapt/packing.h"
 
+#include <float.h>
+
 #include "hapt/model.h"
 
 struct hapt_tensor hapt_tensor_published(const struct hapt_tensor *parameter)
@@ -43,12 +45,32 @@ static void pack_bf16(const float *value, float *block)
     memcpy(block, column, sizeof column);
 }
 
+/* The nearest level, the lower one of two. Blocks of denormal numbers become zeros, so that levels stay apart. */
+static void pack_nf4(const float *value, float *block)
+{
+    unsigned char code[HAPT_PACKING_COLUMNS / 2] = {0};
+    float scale = 0;
+    for (int c = 0; c < HAPT_PACKING_COLUMNS; c++) scale = fmaxf(scale, fabsf(value[c]));
+    if (scale < FLT_MIN) scale = 0;
+    for (int c = 0; c < HAPT_PACKING_COLUMNS; c++) {
+        const float share = scale > 0 ? value[c] / scale : 0;
+        int nearest = 0;
+        for (int k = 1; k < HAPT_PACKING_NF4_LEVELS; k++)
+            if (fabsf(share - hapt_packing_nf4_level(k)) < fabsf(share - hapt_packing_nf4_level(nearest))) nearest = k;
+        code[c / 2] |= (unsigned char)(nearest << 4 * (c % 2));
+    }
+    memcpy(block, code, sizeof code);
+    memcpy((char *)block + sizeof code, &scale, sizeof scale);
+}
+
 static void unpack_block(enum hapt_packing packing, const float *block, float *value)
 {
     uint16_t column[HAPT_PACKING_COLUMNS];
     memcpy(column, block, packing == HAPT_PACKING_BF16 ? sizeof column : 0);
     for (int c = 0; c < HAPT_PACKING_COLUMNS; c++)
-        value[c] = packing == HAPT_PACKING_BF16 ? hapt_bf16_to_f32(column[c]) : hapt_packing_int8(block, c);
+        value[c] = packing == HAPT_PACKING_BF16   ? hapt_bf16_to_f32(column[c])
+                   : packing == HAPT_PACKING_INT8 ? hapt_packing_int8(block, c)
+                                                  : hapt_packing_nf4(block, c);
 }
 
 /* Blocks shrink, so that those in front leave room. */
@@ -59,10 +81,11 @@ void hapt_parameter_pack(const struct hapt_tensor *parameter, int64_t rows, floa
     for (int64_t b = 0; b < blocks; b++) {
         float block[HAPT_PACKING_COLUMNS];
         memcpy(block, value + b * HAPT_PACKING_COLUMNS, sizeof block);
-        if (hapt_packing_of(words) == HAPT_PACKING_INT8)
-            pack_int8(block, value + b * words);
-        else
-            pack_bf16(block, value + b * words);
+        switch (hapt_packing_of(words)) {
+        case HAPT_PACKING_INT8: pack_int8(block, value + b * words); break;
+        case HAPT_PACKING_BF16: pack_bf16(block, value + b * words); break;
+        default: pack_nf4(block, value + b * words);
+        }
     }
 }
 

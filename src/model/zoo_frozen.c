@@ -11,6 +11,7 @@ struct zoo_frozen zoo_frozen_of(const struct hapt_config *config)
                                .adapted = hapt_config_text(config, "lora") != NULL,
                                .packing = !strcmp(held, "int8")   ? HAPT_PACKING_INT8
                                           : !strcmp(held, "bf16") ? HAPT_PACKING_BF16
+                                          : !strcmp(held, "nf4")  ? HAPT_PACKING_NF4
                                                                   : HAPT_PACKING_NONE};
 }
 

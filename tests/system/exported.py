@@ -129,17 +129,33 @@ class Wrong(torch.nn.Module):
         return self.function(x.flatten(1), self.head)
 
 
+class Frozen(torch.nn.Module):
+    """Only layer a can be packed: b's weight is read by another product, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.a, self.b, self.head = torch.nn.Embedding(64, 64), *(torch.nn.Linear(64, 64) for _ in range(3))
+        for frozen in (self.a, self.b):
+            frozen.requires_grad_(False)
+
+    def forward(self, tokens):
+        x = torch.relu(self.a(self.table(tokens)))
+        return self.head(torch.tanh(self.b(x) @ self.b.weight))
+
+
 def model():
     torch.manual_seed(1)
     name = "%s"
+    if name == "frozen":
+        return Frozen(), torch.randint(0, 64, (2, 16)), torch.randint(0, 64, (2, 16))
     return models.MODELS[name]() if name in models.MODELS else (Wrong(globals()[name]),) + models.images(8, 2)
 """
 
 
-def exported(name):
+def exported(name, *words):
     with open(path(name + ".py"), "w") as file:
         file.write(PROGRAM % name)
-    return subprocess.run([PYTHON, "tools/hapt_export.py", path(name + ".py"), "--output", path("made.h5")], capture_output=True, text=True)
+    return subprocess.run([PYTHON, "tools/hapt_export.py", path(name + ".py"), "--output", path("made.h5"), *words], capture_output=True, text=True)
 
 
 def same_graph(one, other):
@@ -159,6 +175,11 @@ if TORCH:
         done = exported(name)
         check(done.returncode == 3 and all(text in done.stderr for text in texts) and done.stderr.count("error:") == 1 and "hint:" in done.stderr and
               not os.path.exists(path("made.h5")), f"{name}: code {done.returncode}, {done.stderr[-300:]}")
+    done = exported("frozen", "--frozen-weights", "nf4")
+    with h5py.File(path("made.h5")) as file:
+        types = [one.decode() for one in file["operators/type"]]
+        check(types.count("linear_packed") == 1 and types.count("linear_t") == 2 and file["parameters/a.weight"].shape == (64, 64), f"a frozen layer is packed: {types}")
+    os.remove(path("made.h5"))
     with open(path("none.py"), "w") as file:
         file.write("def other(): pass\n")
     for file, output, code, text in ((path("nowhere.py"), "x.h5", 3, "there is no Python file"), (path("none.py"), "x.h5", 3, "defines no function model()"),

@@ -7,6 +7,7 @@ import sys
 import h5py
 import numpy as np
 
+from rounding import to_bf16, to_int8, to_nf4
 from checking import check, cpu_cluster, end, passes, path, refuses
 
 spec = importlib.util.spec_from_file_location("hapt", "tools/hapt.py")
@@ -116,6 +117,28 @@ def halves(model):
 
 
 check(same(train(path("mine.h5"), "tokens", *halves(path("mine.h5")), ranks=2), family), "the same in two stages")
+
+
+# ---- packed weights train as those that NumPy rounds ----
+
+def adapted(values, packed):
+    """Token embeddings and a frozen layer, packed or not, beside one that trains."""
+    graph = hapt.Graph("adapted", ROWS, sequence=T, vocab=V)
+    x = graph.op("embedding", graph.tokens, graph.parameter("table", [V, D], value=values["table"]), None)
+    frozen = graph.parameter("frozen", [V, D], value=values["frozen"], trainable=False, packed=packed)
+    logits = graph.op("linear_packed" if packed else "linear_t", x, frozen, None) + graph.op("linear_t", x, graph.parameter("own", [V, D], value=values["own"]), None)
+    graph.save(path("adapted.h5"), graph.cross_entropy(logits))
+    return path("adapted.h5")
+
+
+starts = {name: random.normal(0, 0.3, (V, D)).astype(np.float32) for name in ("table", "frozen", "own")}
+for packed, rounding in (("nf4", to_nf4), ("int8", to_int8), ("bf16", to_bf16)):
+    ours = train(adapted(starts, packed), "tokens")
+    theirs = train(adapted({**starts, "frozen": rounding(starts["frozen"])}, None), "tokens")
+    check(same(ours, theirs) and not np.array_equal(ours[1]["own"], starts["own"]), f"{packed} trains as what NumPy rounds, bit for bit: {ours[0]}, {theirs[0]}")
+    two_stages = train(adapted(starts, packed), "tokens", *halves(adapted(starts, packed)), ranks=2)
+    check(same(two_stages, ours), f"{packed} in two stages")
+
 other = json.loads(passes("plan", "--input", path("mine.h5"), "--cluster", two, "--predict", "--global-batch", 8, "--fix", "rows=4", "--output", path("p.h5"),
                           "--json").stdout)
 check(other["microbatches"] == 2, "other rows of a microbatch fit")
@@ -277,7 +300,8 @@ edited("version 1", lambda file: file.attrs.modify("version", 1), "unknown kind,
 edited("version 3", lambda file: file.attrs.modify("version", 3), "version 3")
 graph = hapt.Graph("names", 2, sequence=4, vocab=4)
 graph.layer_norm(graph.op("embedding", graph.tokens, graph.parameter("table", [4, 8]), None), "norm", 8)
-for wrong in (lambda: graph.parameter("table", [4]), lambda: graph.parameter("norm.1", [4]), lambda: graph.op("relu", graph.tokens, name="norm"),
+for wrong in (lambda: graph.parameter("table", [4]), lambda: graph.parameter("packed", [4, 32], packed="nf4"),
+              lambda: graph.parameter("packed", [4, 16], trainable=False, packed="nf4"), lambda: graph.parameter("norm.1", [4]), lambda: graph.op("relu", graph.tokens, name="norm"),
               lambda: graph.input("positions"), lambda: graph.parameter("x", [2], value=np.zeros(3)), lambda: graph.op("add", valued.tokens),
               lambda: graph.save(path("none.h5"), valued.tokens)):
     try:

@@ -22,18 +22,37 @@ INLINE vector int8_columns(const char *block, int64_t first)
     return scale * value;
 }
 
+INLINE vector nf4_columns(const char *block, int64_t first)
+{
+    vector value;
+#if LANES == 16 /* as many as levels: one permutation */
+    ivector code;
+    vector level;
+    float scale;
+    for (int k = 0; k < LANES; k++) level[k] = hapt_packing_nf4_level(k);
+    for (int l = 0; l < LANES; l++) code[l] = ((const uint8_t *)block)[(first + l) / 2] >> 4 * (l % 2) & 15;
+    memcpy(&scale, block + HAPT_PACKING_COLUMNS / 2, sizeof scale);
+    value = scale * __builtin_shuffle(level, code);
+#else
+    for (int l = 0; l < LANES; l++) value[l] = hapt_packing_nf4(block, (int)first + l);
+#endif
+    return value;
+}
+
 /* Row by row into [out][32 blocks]. */
 INLINE void unpack(const struct hapt_call *call, const struct hapt_view *w, bool half)
 {
     const int64_t blocks = w->shape[0] * w->shape[1], words = w->shape[2];
-    const bool bytes = hapt_packing_of(words) == HAPT_PACKING_INT8;
+    const enum hapt_packing packing = hapt_packing_of(words);
     const char *from = w->data;
 #pragma omp parallel for schedule(static) num_threads(threads_for(call, blocks *HAPT_PACKING_COLUMNS))
     for (int64_t b = 0; b < blocks; b++) {
         const char *block = from + b * words * (int64_t)sizeof(float);
         for (int64_t c = 0; c < HAPT_PACKING_COLUMNS; c += LANES)
             store(call->workspace, b * HAPT_PACKING_COLUMNS + c, LANES, half,
-                  bytes ? int8_columns(block, c) : load(block, c, LANES, true));
+                  packing == HAPT_PACKING_INT8   ? int8_columns(block, c)
+                  : packing == HAPT_PACKING_BF16 ? load(block, c, LANES, true)
+                                                 : nf4_columns(block, c));
     }
 }
 
