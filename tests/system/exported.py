@@ -130,7 +130,7 @@ class Wrong(torch.nn.Module):
 
 
 class Frozen(torch.nn.Module):
-    """Only layer a can be packed: b's weight is read by another product, too."""
+    # Only layer a can be packed: the weight of b is read by another product, too.
 
     def __init__(self):
         super().__init__()
