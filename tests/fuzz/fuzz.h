@@ -46,6 +46,7 @@ enum fuzz_kind {
     FUZZ_WEIGHTS,
     FUZZ_TOKENS,
     FUZZ_IMAGES,
+    FUZZ_FIELDS,
     FUZZ_PROFILE,
     FUZZ_PLAN,
     FUZZ_CHECKPOINT,

@@ -16,7 +16,7 @@
 #include "hapt/report.h"
 #include "hapt/train.h"
 
-enum { MOST_WORDS = 40, ROWS = 4, STEPS = 2, MOST_MICROBATCHES = 64 };
+enum { MOST_WORDS = 40, ROWS = 4, STEPS = 2, FIELDS = 3, MOST_MICROBATCHES = 64 };
 
 #define GPT "--layers", "1", "--hidden", "8", "--heads", "2", "--sequence", "8", "--vocab", "256", "--microbatch", "2"
 #define VIT                                                                                              \
@@ -24,8 +24,9 @@ enum { MOST_WORDS = 40, ROWS = 4, STEPS = 2, MOST_MICROBATCHES = 64 };
         "--microbatch", "2"
 #define TINY "--layers", "1", "--hidden", "8", "--heads", "2", "--sequence", "8", "--vocab", "16", "--microbatch", "2"
 
-static const char *const names[FUZZ_KINDS] = {"model",      "weights", "tokens",     "images", "profile", "plan",
-                                              "checkpoint", "cluster", "efficiency", "run",    "resume",  "raw"};
+static const char *const names[FUZZ_KINDS] = {"model",   "weights", "tokens",     "images",  "fields",
+                                              "profile", "plan",    "checkpoint", "cluster", "efficiency",
+                                              "run",     "resume",  "raw"};
 
 const char *fuzz_kind_name(enum fuzz_kind kind)
 {
@@ -70,6 +71,17 @@ static enum hapt_status run(struct hapt_env *env, const char *const *words, stru
 
 /* The output of the last file may be of another kind, and then it would not be overwritten. */
 #define RUN(...) (unlink(place->output), run)(place->env, (const char *const[]){"hapt", __VA_ARGS__, NULL}, arena)
+
+/* Named inputs, drawn as epochs of one step. */
+static enum hapt_status use_fields(const struct fuzz_place *place, const char *path, struct hapt_arena *arena)
+{
+    char model[512], cluster[512];
+    snprintf(model, sizeof model, "%s/model-python-fields.h5", place->corpus);
+    snprintf(cluster, sizeof cluster, "%s/cluster-one.json", place->corpus);
+    fuzz_remove(place->run);
+    return RUN("--input", model, "--data", path, "--cluster", cluster, "--predict", "--microbatches", "2", "--steps",
+               "2", "--threads", "1", "--output", place->run);
+}
 
 static enum hapt_status use_profile(const struct fuzz_place *place, const char *path, struct hapt_arena *arena)
 {
@@ -199,6 +211,7 @@ static enum hapt_status use(const struct fuzz_place *place, enum fuzz_kind kind,
     case FUZZ_WEIGHTS: return RUN("model", "gpt", GPT, "--weights", path, "--output", place->output);
     case FUZZ_TOKENS: return RUN("model", "gpt", GPT, "--data", path, "--output", place->output);
     case FUZZ_IMAGES: return RUN("model", "vit", VIT, "--data", path, "--output", place->output);
+    case FUZZ_FIELDS: return use_fields(place, path, arena);
     case FUZZ_PROFILE: return use_profile(place, path, arena);
     case FUZZ_PLAN: return use_plan(place, path, arena);
     case FUZZ_CHECKPOINT:
@@ -292,6 +305,31 @@ static enum hapt_status read_rows(const struct fuzz_place *place, const struct h
         *content = hapt_hash(*content, value, images ? sizeof value : ROWS * 8 * sizeof(int32_t));
         *content = hapt_hash(*content, target, images ? ROWS * sizeof *target : sizeof target);
         *content = hapt_hash(*content, &count, sizeof count);
+    }
+    hapt_data_close(data);
+    return HAPT_OK;
+}
+
+/* Named inputs, as read_rows. */
+static enum hapt_status read_fields(const struct fuzz_place *place, const char *path, struct hapt_arena *arena,
+                                    uint64_t *content)
+{
+    static float value[ROWS * 16];
+    struct hapt_model *model;
+    struct hapt_data *data;
+    char name[512];
+    snprintf(name, sizeof name, "%s/model-python-fields.h5", place->corpus);
+    HAPT_TRY(hapt_model_load(name, arena, &model));
+    HAPT_TRY(hapt_data_open(place->env, path, model, &(struct hapt_data_order){ROWS, STEPS, 1, false}, &data));
+    *content = 1;
+    for (int64_t step = 0; step < STEPS; step++) {
+        const int64_t count = hapt_data_targets(data, step);
+        *content = hapt_hash(*content, &count, sizeof count);
+        for (int field = 0; field < FIELDS; field++) {
+            memset(value, 0, sizeof value);
+            hapt_data_read(data, HAPT_ROLE_FIELD, field, step, 0, ROWS, value);
+            *content = hapt_hash(*content, value, sizeof value);
+        }
     }
     hapt_data_close(data);
     return HAPT_OK;
@@ -446,6 +484,7 @@ static enum hapt_status read_kind(const struct fuzz_place *place, enum fuzz_kind
     case FUZZ_WEIGHTS: return read_weights(place, path, content);
     case FUZZ_TOKENS: return read_data(place, "gpt", path, content);
     case FUZZ_IMAGES: return read_data(place, "vit", path, content);
+    case FUZZ_FIELDS: return read_fields(place, path, arena, content);
     case FUZZ_PROFILE:
         HAPT_TRY(hapt_profile_load(path, arena, &profile));
         return content_of_output(place, hapt_profile_save(place->output, profile), content);
