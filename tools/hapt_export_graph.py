@@ -13,6 +13,7 @@ import hapt  # noqa: E402
 
 ATEN = torch.ops.aten
 MOST_DIMENSIONS = hapt.MOST_DIMENSIONS
+HIDDEN = -3e4  # added to scores that are not seen: finite in fp16, and its exponential is 0
 VIEWS = {"select", "slice", "view", "reshape", "transpose", "permute", "t", "unsqueeze", "squeeze", "expand", "expand_as", "split", "split_with_sizes",
          "chunk", "unbind", "flatten", "unflatten", "getitem", "alias", "detach", "narrow", "diagonal", "as_strided", "unfold"}
 # Their numbers may grow with the rows.
@@ -378,14 +379,14 @@ class Exporter:
             return None, causal
         if seen.numel() == shape[0] * shape[1] and torch.equal(seen.reshape(shape), torch.ones(shape, dtype=torch.bool).tril()):
             return None, True
-        return Value(mask.shape, mask.wide, constant=torch.zeros(mask.shape).masked_fill(~seen, -math.inf)), causal
+        return Value(mask.shape, mask.wide, constant=torch.zeros(mask.shape).masked_fill(~seen, HIDDEN)), causal
 
-    def attention(self, q, k, v, mask, causal, scale):
-        """Softmax of scaled scores; q, k, v [b][heads][T][head size]."""
+    def attention(self, q, k, v, mask, causal, scale, drop=None):
+        """Softmax of scaled scores; q, k, v [b][heads][T][head size]. drop: a function of the weights, or None."""
         b, heads, length, head = q.shape
         scale = 1 / math.sqrt(head) if scale is None else scale
         mask, causal = self.simple_mask(mask, causal, (length, k.shape[2]))
-        if mask is None and (k.shape[2] == length or not causal) and v.shape[3] == head and heads % k.shape[1] == 0:
+        if drop is None and mask is None and (k.shape[2] == length or not causal) and v.shape[3] == head and heads % k.shape[1] == 0:
             flat = [self.permute(x, [0, 2, 1, 3]) for x in (q, k, v)]
             flat = [self.reshape(x, x.shape[:2] + (x.shape[2] * x.shape[3],), x.wide[:2] + (x.shape[2] * x.shape[3],)) for x in flat]
             out = self.graph.op("grouped_attention", *[self.tensor(x) for x in flat], outputs=2, integers=[k.shape[1], int(causal), 0],
@@ -396,10 +397,11 @@ class Exporter:
         scores = self.alike("scale", scores, reals=[scale])
         if causal:
             seen = torch.ones(length, k.shape[2], dtype=torch.bool).tril()
-            mask = Value(seen.shape, seen.shape, constant=torch.zeros(seen.shape).masked_fill(~seen, -math.inf))
+            mask = Value(seen.shape, seen.shape, constant=torch.zeros(seen.shape).masked_fill(~seen, HIDDEN))
         if mask is not None:
             scores = self.alike("add", scores, self.expand(mask, scores))
-        return self.matmul(self.alike("softmax", scores), v)
+        weights = self.alike("softmax", scores)
+        return self.matmul(drop(weights) if drop else weights, v)
 
     # ---- nodes ----
 

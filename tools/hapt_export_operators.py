@@ -376,11 +376,9 @@ def masked_fill(e, node, x, mask, fill):
 
 @handles("scaled_dot_product_attention")
 def attention(e, node, q, k, v, mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
-    if dropout_p:
-        raise Unsupported("dropout inside attention")
     if len(q.shape) != 4:
         raise Unsupported("%d dimensions" % len(q.shape))
-    return e.attention(q, k, v, mask, is_causal, scale)
+    return e.attention(q, k, v, mask, is_causal, scale, (lambda weights: dropout(e, node, weights, dropout_p, True)) if dropout_p else None)
 
 
 @handles("cross_entropy_loss")

@@ -143,11 +143,24 @@ class Frozen(torch.nn.Module):
         return self.head(torch.tanh(self.b(x) @ self.b.weight))
 
 
+class Drops(torch.nn.Module):
+    # Causal attention that drops weights.
+    def __init__(self):
+        super().__init__()
+        self.table, self.qkv, self.head = torch.nn.Embedding(64, 32), torch.nn.Linear(32, 96), torch.nn.Linear(32, 64)
+
+    def forward(self, tokens):
+        q, k, v = (part.unflatten(-1, (2, 16)).transpose(1, 2) for part in self.qkv(self.table(tokens)).chunk(3, -1))
+        return self.head(torch.nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=self.share, is_causal=True).transpose(1, 2).flatten(2))
+
+
 def model():
     torch.manual_seed(1)
     name = "%s"
-    if name == "frozen":
-        return Frozen(), torch.randint(0, 64, (2, 16)), torch.randint(0, 64, (2, 16))
+    if name in ("frozen", "drops", "drops_little"):
+        made = Frozen() if name == "frozen" else Drops()
+        made.share = 0.25 if name == "drops" else 1e-9
+        return made, torch.randint(0, 64, (2, 16)), torch.randint(0, 64, (2, 16))
     return models.MODELS[name]() if name in models.MODELS else (Wrong(globals()[name]),) + models.images(8, 2)
 """
 
@@ -180,6 +193,22 @@ if TORCH:
         types = [one.decode() for one in file["operators/type"]]
         check(types.count("linear_packed") == 1 and types.count("linear_t") == 2 and file["parameters/a.weight"].shape == (64, 64), f"a frozen layer is packed: {types}")
     os.remove(path("made.h5"))
+    # Dropped weights of attention: losses differ from those of nearly no dropout.
+    with h5py.File(path("drops-data.h5"), "w") as file:
+        file.attrs["format"], file.attrs["version"] = "hapt-data", 1
+        file["tokens"] = np.random.default_rng(3).integers(0, 64, 600).astype(np.uint16)
+    losses = {}
+    for name in ("drops", "drops_little"):
+        check(exported(name).returncode == 0, f"{name} is exported")
+        with h5py.File(path("made.h5")) as file:
+            types = [one.decode() for one in file["operators/type"]]
+        check(types.index("softmax") < types.index("dropout") < types.index("matmul", types.index("softmax")), f"weights are dropped: {types}")
+        passes("--input", path("made.h5"), "--data", path("drops-data.h5"), "--cluster", cpu_cluster(1), "--predict", "--microbatches", 2, "--steps", 3,
+               "--threads", 1, "--output", path("drops"), "--overwrite")
+        with h5py.File(path("drops", "run.h5")) as file:
+            losses[name] = file["train/loss"][()]
+        os.remove(path("made.h5"))
+    check(np.all(np.abs(losses["drops"] - losses["drops_little"]) > 1e-5) and np.all(np.abs(losses["drops"] - losses["drops_little"]) < 0.2), f"losses: {losses}")
     with open(path("none.py"), "w") as file:
         file.write("def other(): pass\n")
     for file, output, code, text in ((path("nowhere.py"), "x.h5", 3, "there is no Python file"), (path("none.py"), "x.h5", 3, "defines no function model()"),
