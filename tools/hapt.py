@@ -153,6 +153,10 @@ class Graph:
         """The squared error of x: the sum over the targets, which are a field of fp32. Training divides it by their number."""
         return self.op("mse", x, self.targets, name=name)
 
+    def bce(self, x, name="loss"):
+        """The binary cross entropy of logits x: the sum over the targets, a field of fp32 from 0 to 1."""
+        return self.op("bce", x, self.targets, name=name)
+
     def save(self, path, loss):
         """Writes the model file. loss: the tensor that training reduces."""
         if loss.graph is not self:

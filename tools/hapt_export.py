@@ -17,7 +17,7 @@ hapt may train with other rows. A model of any size can be planned with, before 
 
 On the command line:
 
-    hapt_export.py FILE.py --output m.h5                 # FILE.py defines model(), which returns (model, inputs, targets)
+    hapt_export.py FILE.py --output m.h5          # FILE.py defines model(), which returns (model, inputs, targets) or (..., targets, loss)
 
 torch.export makes the graph before any decomposition. Parts that depend on neither inputs nor weights are computed here. Operators that
 hapt lacks are listed, all of them; then there is no file, and the exit code is 3."""
@@ -40,15 +40,17 @@ from hapt_export_operators import HANDLERS  # noqa: E402
 class Loss(torch.nn.Module):
     """The model, and the loss of its result."""
 
-    def __init__(self, model):
+    def __init__(self, model, loss):
         super().__init__()
-        self.model = model
+        self.model, self.loss = model, loss
 
     def forward(self, inputs, targets):
         logits = self.model(**inputs) if isinstance(inputs, dict) else self.model(inputs)
         logits = getattr(logits, "logits", logits)
         if isinstance(logits, (tuple, list)):
             logits = logits[0]
+        if self.loss is not None:
+            return self.loss(logits, targets)
         if targets.is_floating_point():
             return torch.nn.functional.mse_loss(logits, targets)
         if logits.dim() > 3:  # of pixels
@@ -94,11 +96,11 @@ def prune(graph, loss):
     graph.values = {name: value for name, value in graph.values.items() if name in names}
 
 
-def export(model, inputs, targets, path, name=None, frozen_weights="fp32"):
-    """Writes the model file. frozen_weights: how devices hold matrices that do not train and only linear layers read, fp32, bf16, int8 or
+def export(model, inputs, targets, path, name=None, frozen_weights="fp32", loss=None):
+    """Writes the model file. loss: a function of the result and the targets in place of the loss above. frozen_weights: how devices hold matrices that do not train and only linear layers read, fp32, bf16, int8 or
     nf4 (hapt help import). Raises Unsupported, with all operators that hapt lacks, before it writes anything."""
     mode = FakeTensorMode(allow_non_fake_inputs=True) if any(weight.is_meta for weight in model.parameters()) else contextlib.nullcontext()
-    wrapped = Loss(with_fakes(model, mode) if isinstance(mode, FakeTensorMode) else model)
+    wrapped = Loss(with_fakes(model, mode) if isinstance(mode, FakeTensorMode) else model, loss)
 
     def times(count, one):
         return {key: times(count, value) for key, value in one.items()} if isinstance(one, dict) else torch.cat([one] * count)
@@ -115,7 +117,7 @@ def export(model, inputs, targets, path, name=None, frozen_weights="fp32"):
     exporter = Exporter(name or type(model).__name__, (inputs, targets), *programs, state, HANDLERS, frozen_weights)
     exporter.run()
     if exporter.loss is None:
-        raise Unsupported("the loss is neither a cross entropy nor a mean squared error")
+        raise Unsupported("the loss is neither a cross entropy nor a mean squared error nor a binary cross entropy of logits")
     for note in sorted(exporter.notes):
         print("hapt_export: note: %s" % note, file=sys.stderr)
     prune(exporter.graph, exporter.loss)
@@ -143,10 +145,10 @@ def main():
     if not callable(getattr(module, "model", None)):
         fail(3, "%s defines no function model()" % options.file, "let it return the model, its inputs and the targets")
     made = module.model()
-    if not isinstance(made, tuple) or len(made) != 3:
-        fail(3, "model() of %s does not return three values" % options.file, "let it return the model, its inputs and the targets")
+    if not isinstance(made, tuple) or len(made) not in (3, 4):
+        fail(3, "model() of %s returns neither three nor four values" % options.file, "let it return the model, its inputs, the targets, and perhaps the loss")
     try:
-        graph = export(*made, options.output, frozen_weights=options.frozen_weights)
+        graph = export(*made[:3], options.output, frozen_weights=options.frozen_weights, loss=(made + (None,))[3])
     except Unsupported as error:
         lacking = isinstance(error, Lacking)
         fail(3, "%s: %s%s" % (options.file, "hapt has no operators for " if lacking else "", error),

@@ -451,3 +451,11 @@ def mean_squared_error(e, node, x, targets, reduction=1):
         raise Unsupported("another reduction than the mean, or targets of another shape")
     e.loss = e.graph.mse(e.tensor(x))
     return e.made(e.loss, (1,), (1,))
+
+
+@handles("binary_cross_entropy_with_logits")
+def binary_cross_entropy(e, node, x, targets, weight=None, pos_weight=None, reduction=1):
+    if weight is not None or pos_weight is not None or reduction != 1 or not targets.targets or x.shape != targets.shape:
+        raise Unsupported("weights, another reduction than the mean, or targets of another shape")
+    e.loss = e.graph.bce(e.tensor(x))
+    return e.made(e.loss, (1,), (1,))

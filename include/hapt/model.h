@@ -108,7 +108,7 @@ int hapt_model_input(const struct hapt_model *model, enum hapt_tensor_role role)
 int hapt_model_field(const struct hapt_model *model, int number);
 /* The number of the field with that name, or -1. */
 int hapt_model_find_field(const struct hapt_model *model, const char *name);
-/* Units of the loss per target: "nat" (cross-entropy), or "" (a squared error). */
+/* Units of the loss per target: "nat" (cross-entropies), or "" (a squared error). */
 const char *hapt_model_loss_units(const struct hapt_model *model);
 /* The field with the targets of the loss, or -1: the model has no fields. */
 int hapt_model_target_field(const struct hapt_model *model);

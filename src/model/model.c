@@ -266,7 +266,7 @@ static enum hapt_status check_readers(const struct hapt_model *model)
 static bool is_loss(const struct hapt_op *op)
 {
     const char *type = hapt_op_type_at(op->type)->name;
-    return strcmp(type, "cross_entropy") == 0 || strcmp(type, "mse") == 0;
+    return strcmp(type, "cross_entropy") == 0 || strcmp(type, "mse") == 0 || strcmp(type, "bce") == 0;
 }
 
 /* Fields exclude other data, and one of them has the targets. The loss ignores some of its targets, which no other
@@ -278,9 +278,10 @@ static enum hapt_status check_fields(const struct hapt_model *model)
     const int target = hapt_model_target_field(model), tensor = hapt_model_field(model, target);
     for (int index = 0; index < graph->forward_count; index++) {
         const struct hapt_op *op = &graph->op[index];
-        if (strcmp(hapt_op_type_at(op->type)->name, "mse") == 0 && graph->tensor[op->input[1]].role != HAPT_ROLE_FIELD)
-            return hapt_fail(HAPT_ERR_INPUT, "give the targets of mse as an input with the role field",
-                             "operator %s (mse) reads %s, which is no field", op->name,
+        const char *type = hapt_op_type_at(op->type)->name;
+        if (is_loss(op) && strcmp(type, "cross_entropy") != 0 && graph->tensor[op->input[1]].role != HAPT_ROLE_FIELD)
+            return hapt_fail(HAPT_ERR_INPUT, "give its targets as an input with the role field",
+                             "operator %s (%s) reads %s, which is no field", op->name, type,
                              graph->tensor[op->input[1]].name);
     }
     if (hapt_model_field(model, 0) < 0) return HAPT_OK;

@@ -157,6 +157,9 @@ class Drops(torch.nn.Module):
 def model():
     torch.manual_seed(1)
     name = "%s"
+    if name == "several":  # labels of which several hold, with a loss of its own
+        x, labels = torch.arange(12.0).reshape(2, 6) / 7, torch.tensor([[0, 1, 1, 0], [1, 0, 0.25, 0]])
+        return torch.nn.Linear(6, 4), {"input": x}, labels, torch.nn.functional.binary_cross_entropy_with_logits
     if name in ("frozen", "drops", "drops_little"):
         made = Frozen() if name == "frozen" else Drops()
         made.share = 0.25 if name == "drops" else 1e-9
@@ -192,6 +195,17 @@ if TORCH:
     with h5py.File(path("made.h5")) as file:
         types = [one.decode() for one in file["operators/type"]]
         check(types.count("linear_packed") == 1 and types.count("linear_t") == 2 and file["parameters/a.weight"].shape == (64, 64), f"a frozen layer is packed: {types}")
+    os.remove(path("made.h5"))
+    check(exported("several").returncode == 0, "a loss of its own")
+    with h5py.File(path("made.h5")) as model, h5py.File(path("several-data.h5"), "w") as file:
+        x, labels = np.arange(12, dtype=np.float32).reshape(2, 6) / 7, np.array([[0, 1, 1, 0], [1, 0, 0.25, 0]], np.float32)
+        file.attrs["format"], file.attrs["version"] = "hapt-data", 1
+        file["batches/input"], file["batches/targets"] = x[None], labels[None]
+        share = 1 / (1 + np.exp(-(x @ model["parameters/weight"][()].T.astype(float) + model["parameters/bias"][()])))
+    passes("--input", path("made.h5"), "--data", path("several-data.h5"), "--cluster", cpu_cluster(1), "--predict", "--microbatches", 1, "--steps", 1,
+           "--output", path("several"), "--overwrite")
+    with h5py.File(path("several", "run.h5")) as file:
+        check(abs(file["train/loss"][0] + np.mean(labels * np.log(share) + (1 - labels) * np.log(1 - share))) < 1e-6, "its loss is NumPy's")
     os.remove(path("made.h5"))
     # Dropped weights of attention: losses differ from those of nearly no dropout.
     with h5py.File(path("drops-data.h5"), "w") as file:

@@ -20,15 +20,15 @@ random = np.random.default_rng(5)
 
 def model(name, loss_kind):
     """Per word: relu([table[word] | numbers W + b]) V + c, compared with OUT numbers, or with one of OUT classes."""
-    squares = loss_kind == "mse"
+    real = loss_kind != "cross_entropy"
     graph = hapt.Graph("fields", rows=ROWS, vocab=VOCAB, fields={
         "words": ([WORDS], "int32"), "numbers": ([WORDS, NUMBERS], "fp32"),
-        "answer": ([WORDS, OUT], "fp32") if squares else ([WORDS], "int32")}, target="answer")
+        "answer": ([WORDS, OUT], "fp32") if real else ([WORDS], "int32")}, target="answer")
     table = graph.parameter("table", [VOCAB, WIDTH])
     x = graph.op("embedding", graph.fields["words"], table, None)
     y = graph.linear(graph.op("cast", graph.fields["numbers"]), "numbers_in", NUMBERS, WIDTH)
     z = graph.linear(graph.op("relu", x + y), "out", WIDTH, OUT)
-    loss = graph.mse(z) if squares else graph.cross_entropy(z)
+    loss = getattr(graph, loss_kind)(z)
     graph.values.update({key: random.standard_normal([size for size in shape if size]).astype(np.float32) / 2
                          for key, kind, _, _, _, shape, *_ in graph.tensors if kind == "parameter"})
     graph.save(path(name), loss=loss)
@@ -42,26 +42,33 @@ def write(name, **fields):
             file["batches/" + key] = value
 
 
-def draw(squares, *lead):
+def draw(kind, *lead):
     """Fields of so many rows; more targets are missing from row to row."""
     words = random.integers(0, VOCAB, lead + (WORDS,)).astype(np.int32)
     numbers = random.standard_normal(lead + (WORDS, NUMBERS)).astype(np.float32)
-    answer = random.standard_normal(lead + (WORDS, OUT)).astype(np.float32) if squares else random.integers(0, OUT, lead + (WORDS,)).astype(np.int32)
+    real = kind != "cross_entropy"
+    answer = random.integers(0, OUT, lead + (WORDS,)).astype(np.int32) if not real else (
+        random.standard_normal if kind == "mse" else random.random)(lead + (WORDS, OUT)).astype(np.float32)
     lacks = random.random(answer.shape) < np.linspace(0.1, 0.6, int(np.prod(lead))).reshape(lead + (1,) * (answer.ndim - len(lead)))
-    return {"words": words, "numbers": numbers, "answer": np.where(lacks, np.nan if squares else -100, answer).astype(answer.dtype)}
+    return {"words": words, "numbers": numbers, "answer": np.where(lacks, np.nan if real else -100, answer).astype(answer.dtype)}
 
 
-def of_batch(weight, squares, words, numbers, answer):
+def of_batch(weight, kind, words, numbers, answer):
     """The mean loss of a batch, the number of its targets, and the gradients."""
     words, numbers = words.reshape(-1), numbers.reshape(-1, NUMBERS).astype(np.float64)
     inner = weight["table"][words] + numbers @ weight["numbers_in.weight"].T + weight["numbers_in.bias"]
     hidden = np.maximum(inner, 0)
     out = hidden @ weight["out.weight"].T + weight["out.bias"]
-    if squares:
+    if kind != "cross_entropy":
         answer = answer.reshape(-1, OUT).astype(np.float64)
-        off = np.where(np.isnan(answer), 0, out - np.nan_to_num(answer))
-        count = int((~np.isnan(answer)).sum())
-        loss, slope = (off ** 2).sum() / count, 2 * off / count
+        known, wanted = ~np.isnan(answer), np.nan_to_num(answer)
+        count = int(known.sum())
+        if kind == "mse":
+            errors, slope = (out - wanted) ** 2, 2 * (out - wanted)
+        else:
+            share = 1 / (1 + np.exp(-out))
+            errors, slope = -wanted * np.log(share) - (1 - wanted) * np.log(1 - share), share - wanted
+        loss, slope = (errors * known).sum() / count, slope * known / count
     else:
         answer = answer.reshape(-1)
         has = answer != -100
@@ -85,10 +92,10 @@ def weights(name):
 
 common = ["--microbatches", B, "--predict", "--threads", 1, "--imbalance", 100]
 descent = ["--optimizer", "sgd", "--momentum", 0, "--learning-rate", RATE, "--lr-schedule", "constant", "--clip-norm", 0, "--weight-decay", 0]
-for kind in ("mse", "cross_entropy"):
-    squares = kind == "mse"
+for kind in ("mse", "bce", "cross_entropy"):
+    real = kind != "cross_entropy"
     begin = model("m.h5", kind)
-    rows = draw(squares, STEPS, ROWS * B)
+    rows = draw(kind, STEPS, ROWS * B)
     write("exact.h5", **rows)
     passes("profile", "--input", path("m.h5"), "--cluster", cpu_cluster(2), "--predict", "--layers-per-model", "ops", "--output", path("p.h5"), "--overwrite")
     with h5py.File(path("p.h5")) as file:
@@ -104,7 +111,7 @@ for kind in ("mse", "cross_entropy"):
     weight = {key: value.astype(np.float64) for key, value in begin.items()}
     first = dict(weight)
     for step in range(STEPS):
-        loss, _, slopes = of_batch(weight, squares, *(rows[key][step] for key in ("words", "numbers", "answer")))
+        loss, _, slopes = of_batch(weight, kind, *(rows[key][step] for key in ("words", "numbers", "answer")))
         for name, (losses, _) in found.items():
             check(abs(losses[step] - loss) < 1e-5 * loss, f"{name}, step {step}: loss {losses[step]}, NumPy's {loss}")
         weight = {key: weight[key] - RATE * slopes[key] for key in weight}
@@ -115,22 +122,22 @@ for kind in ("mse", "cross_entropy"):
     check(np.array_equal(one[0], stages[0]) and all(np.array_equal(one[1][key], stages[1][key]) for key in weight), f"{kind}: two stages have the bits of one device")
 
     # Held-out rows: the last step has copies without targets. An epoch reads each row once.
-    held = draw(squares, 7)
+    held = draw(kind, 7)
     write("held.h5", **held)
     told = json.loads(passes("evaluate", "--input", path("m.h5"), "--checkpoint", path(kind + "-one"), "--cluster", cpu_cluster(1), "--data", path("held.h5"), "--threads", 1,
                              "--json").stdout or "{}")
-    loss, count, _ = of_batch(one[1], squares, *(held[key] for key in ("words", "numbers", "answer")))
+    loss, count, _ = of_batch(one[1], kind, *(held[key] for key in ("words", "numbers", "answer")))
     check(abs(told.get("loss", 9) - loss) < 1e-5 * loss and told.get("targets") == count, f"{kind}: {told}: NumPy {loss} {count}")
-    check(("perplexity" in told, "top1" in told) == (not squares, not squares), f"{kind}: {told}")
+    check(("perplexity" in told, "top1" in told) == (not real, not real), f"{kind}: {told}")
     whole = {key: value[:6] for key, value in held.items()}
     write("whole.h5", **whole)
     passes("--input", path("m.h5"), *common, *descent, "--data", path("whole.h5"), "--epochs", 1, "--cluster", cpu_cluster(1), "--output", path(kind + "-epoch"))
     with h5py.File(path(kind + "-epoch/run.h5")) as file:
         loss = file["train/loss"][()]
-    check(len(loss) == 1 and abs(loss[0] - of_batch(first, squares, *(whole[key] for key in ("words", "numbers", "answer")))[0]) < 1e-5, f"{kind}: an epoch: {loss}")
+    check(len(loss) == 1 and abs(loss[0] - of_batch(first, kind, *(whole[key] for key in ("words", "numbers", "answer")))[0]) < 1e-5, f"{kind}: an epoch: {loss}")
 
     # Rows that are drawn: the same in every form of storage, and in a run that is interrupted. Data inside the model file.
-    plain = draw(squares, 9)
+    plain = draw(kind, 9)
     with h5py.File(path("packed.h5"), "w") as file:
         file.attrs["format"], file.attrs["version"] = "hapt-data", 1
         for key, value in plain.items():
@@ -159,16 +166,16 @@ for kind in ("mse", "cross_entropy"):
 
     # Data that do not fit.
     bad = ["--input", path("m.h5"), "--data", path("bad.h5"), *common, "--cluster", cpu_cluster(1), "--output", path("no"), "--steps", 1]
-    none = np.full_like(held["answer"], np.nan if squares else -100)
+    none = np.full_like(held["answer"], np.nan if real else -100)
     for words, changed in (("words", {"words": None}), ("shape [n][4]", {"words": held["words"][:, 1:]}), ("the same rows", {"numbers": held["numbers"][:5]}),
                            ("11 at 0 of /batches/words", {"words": held["words"] * 0 + VOCAB}), ("-100 at 0 of /batches/words", {"words": held["words"] * 0 - 100}),
                            ("nan at 0 of /batches/numbers", {"numbers": held["numbers"] * np.nan}), ("has no target", {"answer": none}),
-                           ("shape [n]", {"answer": held["answer"][:, :2]}), ("inf at" if squares else "5 at", {"answer": np.full_like(held["answer"], np.inf if squares else OUT)})):
+                           ("shape [n]", {"answer": held["answer"][:, :2]}), ("inf at" if real else "5 at", {"answer": np.full_like(held["answer"], np.inf if real else OUT)})):
         changed = {**held, **changed}
         write("bad.h5", **{key: value for key, value in changed.items() if value is not None})
         refuses(3, words, *bad)
     batches = {key: value[:6][None].repeat(2, 0) for key, value in held.items()}
-    batches["answer"][1] = np.nan if squares else -100
+    batches["answer"][1] = np.nan if real else -100
     batches["answer"][0] = 1
     write("bad.h5", **batches)
     refuses(3, "batch 1 has no target", *bad[:-1], 2)

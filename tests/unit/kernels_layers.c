@@ -425,52 +425,58 @@ static void losses(void)
     }
 }
 
-static void squares_reference(const struct problem *p, double *out)
+/* integer: 0 the squared error, 1 the binary cross entropy of logits */
+static void errors_reference(const struct problem *p, double *out)
 {
     out[0] = 0;
     for (int64_t i = 0; i < p->input[0]->count; i++) {
-        const double off = p->input[0]->value[i] - p->input[1]->value[i];
-        if (!isnan(p->input[1]->value[i])) out[0] += off * off;
+        const double x = p->input[0]->value[i], target = p->input[1]->value[i], share = 1 / (1 + exp(-x));
+        if (isnan(target)) continue;
+        out[0] += p->integer[0] ? -target * log(share) - (1 - target) * log(1 - share) : (x - target) * (x - target);
     }
 }
 
 /* Targets that are NaN are ignored; a NaN in x is kept. */
-static void squared_errors(void)
+static void check_errors(bool logistic)
 {
+    const char *const name[] = {logistic ? "bce" : "mse", logistic ? "bce_dx" : "mse_dx"};
     static const int64_t cases[][3] = {{1, 4, 2}, {2, 5, 7}, {3, 1, 1}, {2, 16, 513}, {1, 1, 5003}};
     for (int v = 0; v < 20; v++) {
         const int64_t *c = cases[v / 4], count = c[0] * c[1] * c[2];
         if (!shape_wanted(3, c) || is_repeat(v & 2)) continue;
         const enum hapt_dtype dtype = types[v & 1];
         struct tensor x = TENSOR(dtype, -3, 3, c[0], c[1], c[2]), dx = TENSOR(dtype, 0, 0, c[0], c[1], c[2]);
-        struct tensor target = TENSOR(HAPT_F32, -3, 3, c[0], c[1], c[2]);
+        struct tensor target = TENSOR(HAPT_F32, logistic ? 0 : -3, logistic ? 1 : 3, c[0], c[1], c[2]);
         struct tensor loss = TENSOR(HAPT_F32, 0, 0, 1), scale = TENSOR(HAPT_F32, 0.3, 0.7, 1);
         for (int64_t i = 1; i < count; i += 3) element_set(&target.view, i, target.value[i] = NAN);
-        struct problem problem = {
-            .forward = squares_reference, .input = {&x, &target}, .out_count = 1, .dy = scale.value};
+        struct problem problem = {.forward = errors_reference,
+                                  .input = {&x, &target},
+                                  .out_count = 1,
+                                  .dy = scale.value,
+                                  .integer = {logistic}};
         double expected;
-        squares_reference(&problem, &expected);
+        errors_reference(&problem, &expected);
         struct hapt_call call = {.input_count = 2,
                                  .output_count = 1,
                                  .input = {x.view, target.view},
                                  .output = {loss.view},
                                  .threads = v & 2 ? 2 : 1};
-        kernel_run("mse", dtype, &call);
+        kernel_run(name[0], dtype, &call);
         CHECK_NEAR(element_get(&loss.view, 0), expected, 3e-7 * expected);
         call.accumulate = 1;
-        kernel_run("mse", dtype, &call);
+        kernel_run(name[0], dtype, &call);
         CHECK_NEAR(element_get(&loss.view, 0), 2 * expected, 6e-7 * expected);
         struct hapt_call back = {.input_count = 3,
                                  .output_count = 1,
                                  .input = {x.view, target.view, scale.view},
                                  .output = {dx.view},
                                  .threads = call.threads};
-        kernel_run("mse_dx", dtype, &back);
+        kernel_run(name[1], dtype, &back);
         check_gradient(&problem, 0, &dx.view, NULL, 30, dtype == HAPT_F32 ? 2e-6 : HALF_UNIT(dtype), "dx");
         for (int64_t i = 1; i < count; i += 3) CHECK(element_get(&dx.view, i) == 0);
         element_set(&x.view, 0, NAN);
         call.accumulate = 0;
-        kernel_run("mse", dtype, &call);
+        kernel_run(name[0], dtype, &call);
         CHECK(dtype == HAPT_F16 || isnan(element_get(&loss.view, 0))); /* f16_set knows no NaN */
         tensor_free(&x);
         tensor_free(&dx);
@@ -478,6 +484,12 @@ static void squared_errors(void)
         tensor_free(&loss);
         tensor_free(&scale);
     }
+}
+
+static void errors(void)
+{
+    check_errors(false);
+    check_errors(true);
 }
 
 /* A NaN must reach the loss, because training stops on it. */
@@ -533,7 +545,7 @@ int main(int argc, char **argv)
         RUN(gelus);
         RUN(embeddings);
         RUN(losses);
-        RUN(squared_errors);
+        RUN(errors);
         RUN(nan_is_kept);
     }
     return kernels_finish();

@@ -154,49 +154,66 @@ INLINE enum hapt_status loss_dx_run(const struct hapt_call *call, bool half)
 KERNELS(loss_dx, return loss_dx_run(call, half))
 
 /* [rows] double: losses of rows */
-static size_t mse_workspace(const struct hapt_call *call)
+static size_t errors_workspace(const struct hapt_call *call)
 {
     return (size_t)view_rows(&call->input[0]) * sizeof(double);
 }
 
-/* x - target, or 0 where the target is NaN or there is no element: `left` are. */
-INLINE vector difference(const void *x, const float *target, int64_t at, int64_t left, bool half)
+/* Losses of elements, and their derivatives by x. */
+struct errors {
+    vector loss, slope;
+};
+
+/* -target log s(x) - (1 - target) log(1 - s(x)) with s(x) = 1 / (1 + e^-x) */
+INLINE struct errors logistic_errors(vector x, vector target)
 {
-    const vector wanted = load(target, at, left, false), found = load(x, at, left, half) - wanted;
-    const vector known = vector_select(wanted == wanted, found, (vector){0});
-    return left < LANES ? vector_select(lanes_below(left), known, (vector){0}) : known;
+    const vector small = vector_exp((vector)((ivector)x | (int32_t)0x80000000)), all = 1.0f + small; /* e^-|x| */
+    vector rest;
+    for (int l = 0; l < LANES; l++) rest[l] = log1pf(small[l]);
+    const vector sigmoid = vector_select(x < 0.0f, small, vector_set(1.0f)) / all;
+    return (struct errors){vector_max((vector){0}, x) - x * target + rest, sigmoid - target};
 }
 
-INLINE enum hapt_status mse_run(const struct hapt_call *call, bool half)
+/* 0 where the target is NaN or there is no element: `left` are. */
+INLINE struct errors errors_at(const struct hapt_call *call, int64_t at, int64_t left, bool logistic, bool half)
+{
+    const vector x = load(call->input[0].data, at, left, half), target = load(call->input[1].data, at, left, false);
+    const vector off = x - target;
+    const struct errors all = logistic ? logistic_errors(x, target) : (struct errors){off * off, 2.0f * off};
+    ivector known = target == target;
+    if (left < LANES) known &= lanes_below(left);
+    return (struct errors){vector_select(known, all.loss, (vector){0}), vector_select(known, all.slope, (vector){0})};
+}
+
+INLINE enum hapt_status errors_run(const struct hapt_call *call, bool logistic, bool half)
 {
     const int64_t rows = view_rows(&call->input[0]), columns = view_columns(&call->input[0]);
     double *row_loss = call->workspace; /* [rows]: summed in row order for any number of threads */
 #pragma omp parallel for schedule(static) num_threads(threads_for(call, rows *columns * 2))
     for (int64_t r = 0; r < rows; r++) {
         struct sum sum = {0};
-        for (int64_t c = 0; c < columns; c += LANES) {
-            const vector d = difference(call->input[0].data, call->input[1].data, r * columns + c, columns - c, half);
-            sum_add(&sum, d * d);
-        }
+        for (int64_t c = 0; c < columns; c += LANES)
+            sum_add(&sum, errors_at(call, r * columns + c, columns - c, logistic, half).loss);
         row_loss[r] = sum_total(&sum);
     }
     add_rows(call, row_loss, rows);
     return HAPT_OK;
 }
 
-KERNELS(mse, return mse_run(call, half))
+KERNELS(mse, return errors_run(call, false, half))
+KERNELS(bce, return errors_run(call, true, half))
 
-INLINE enum hapt_status mse_dx_run(const struct hapt_call *call, bool half)
+INLINE enum hapt_status errors_dx_run(const struct hapt_call *call, bool logistic, bool half)
 {
     const int64_t elements = hapt_view_elements(&call->input[0]);
-    const float twice = 2 * *(const float *)call->input[2].data;
+    const float scale = *(const float *)call->input[2].data;
     void *dx = call->output[0].data;
     const bool accumulate = call->accumulate & 1u;
 #pragma omp parallel for schedule(static) num_threads(threads_for(call, elements * 2))
     for (int64_t first = 0; first < elements; first += CHUNK) {
         const int64_t end = smaller(elements, first + CHUNK);
         for (int64_t i = first; i < end; i += LANES) {
-            vector d = difference(call->input[0].data, call->input[1].data, i, end - i, half) * twice;
+            vector d = errors_at(call, i, end - i, logistic, half).slope * scale;
             if (accumulate) d += load(dx, i, end - i, half);
             store(dx, i, end - i, half, d);
         }
@@ -204,12 +221,15 @@ INLINE enum hapt_status mse_dx_run(const struct hapt_call *call, bool half)
     return HAPT_OK;
 }
 
-KERNELS(mse_dx, return mse_dx_run(call, half))
+KERNELS(mse_dx, return errors_dx_run(call, false, half))
+KERNELS(bce_dx, return errors_dx_run(call, true, half))
 
 const struct cpu_kernel ISA_NAME(hapt_cpu_loss)[] = {
     KERNEL_ROWS("cross_entropy", loss_workspace, loss),
     KERNEL_ROWS("cross_entropy_dx", NULL, loss_dx),
-    KERNEL_ROWS("mse", mse_workspace, mse),
+    KERNEL_ROWS("mse", errors_workspace, mse),
     KERNEL_ROWS("mse_dx", NULL, mse_dx),
+    KERNEL_ROWS("bce", errors_workspace, bce),
+    KERNEL_ROWS("bce_dx", NULL, bce_dx),
     {HAPT_F32, {NULL, NULL, NULL}},
 };

@@ -220,36 +220,47 @@ template <class Element> static enum hapt_status loss_dx_run(const struct hapt_c
                   (call->accumulate & 1u) != 0);
 }
 
-/* x - target, or 0 where the target is NaN */
-static __device__ __forceinline__ float difference(float x, float target)
+/* The loss of an element, or 0 where the target is NaN. LOGISTIC: -target log s(x) - (1 - target) log(1 - s(x)) with
+ * s(x) = 1 / (1 + e^-x); else the squared error. */
+template <bool LOGISTIC> static __device__ __forceinline__ double error_of(float x, float target)
 {
-    return isnan(target) ? 0.0f : x - target;
+    if (isnan(target)) return 0;
+    if (LOGISTIC) return (x <= 0.0f ? 0.0f : x) - x * target + log1pf(expf(-fabsf(x)));
+    const float off = x - target;
+    return (double)off * off;
+}
+
+/* Its derivative by x. */
+template <bool LOGISTIC> static __device__ __forceinline__ float slope_of(float x, float target)
+{
+    const float small = expf(-fabsf(x));
+    if (isnan(target)) return 0;
+    return LOGISTIC ? (x < 0.0f ? small : 1.0f) / (1.0f + small) - target : 2 * (x - target);
 }
 
 /* [rows] double: losses of rows */
-static size_t mse_workspace(const struct hapt_call *call)
+static size_t errors_workspace(const struct hapt_call *call)
 {
     return (size_t)view_rows(&call->input[0]) * sizeof(double);
 }
 
-template <class Element>
-static __global__ void mse_kernel(const Element *x, const float *target, int64_t rows, int64_t columns,
-                                  double *row_loss)
+template <class Element, bool LOGISTIC>
+static __global__ void errors_kernel(const Element *x, const float *target, int64_t rows, int64_t columns,
+                                     double *row_loss)
 {
     __shared__ double shared[32];
     for (int64_t r = blockIdx.x; r < rows; r += gridDim.x) {
         double sum = 0;
         for (int64_t c = threadIdx.x; c < columns; c += blockDim.x) {
             const int64_t i = r * columns + c;
-            const float d = difference(to_float(x[i]), target[i]);
-            sum += (double)d * d;
+            sum += error_of<LOGISTIC>(to_float(x[i]), target[i]);
         }
         sum = block_total(sum, shared);
         if (threadIdx.x == 0) row_loss[r] = sum;
     }
 }
 
-static __global__ void mse_total_kernel(const double *row_loss, int64_t rows, float *loss, bool accumulate)
+static __global__ void errors_total_kernel(const double *row_loss, int64_t rows, float *loss, bool accumulate)
 {
     __shared__ double shared[32];
     double sum = 0;
@@ -258,32 +269,34 @@ static __global__ void mse_total_kernel(const double *row_loss, int64_t rows, fl
     if (threadIdx.x == 0) *loss = (float)(accumulate ? sum + *loss : sum);
 }
 
-template <class Element> static enum hapt_status mse_run(const struct hapt_call *call, struct hapt_queue *queue)
+template <class Element, bool LOGISTIC>
+static enum hapt_status errors_run(const struct hapt_call *call, struct hapt_queue *queue)
 {
     const int64_t rows = view_rows(&call->input[0]), columns = view_columns(&call->input[0]);
     double *row_loss = (double *)call->workspace;
-    HAPT_TRY(launch(mse_kernel<Element>, blocks_for(rows, 1), THREADS, 0, queue, (const Element *)call->input[0].data,
-                    (const float *)call->input[1].data, rows, columns, row_loss));
-    return launch(mse_total_kernel, dim3(1), TOTAL_THREADS, 0, queue, (const double *)row_loss, rows,
+    HAPT_TRY(launch(errors_kernel<Element, LOGISTIC>, blocks_for(rows, 1), THREADS, 0, queue,
+                    (const Element *)call->input[0].data, (const float *)call->input[1].data, rows, columns, row_loss));
+    return launch(errors_total_kernel, dim3(1), TOTAL_THREADS, 0, queue, (const double *)row_loss, rows,
                   (float *)call->output[0].data, (call->accumulate & 1u) != 0);
 }
 
-template <class Element>
-static __global__ void mse_dx_kernel(const Element *x, const float *target, const float *scale, int64_t elements,
-                                     Element *dx, bool accumulate)
+template <class Element, bool LOGISTIC>
+static __global__ void errors_dx_kernel(const Element *x, const float *target, const float *scale, int64_t elements,
+                                        Element *dx, bool accumulate)
 {
     const int64_t apart = (int64_t)gridDim.x * blockDim.x;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < elements; i += apart) {
-        float value[1] = {2 * *scale * difference(to_float(x[i]), target[i])};
+        float value[1] = {*scale * slope_of<LOGISTIC>(to_float(x[i]), target[i])};
         store<1>(dx + i, value, accumulate);
     }
 }
 
 /* input: x, targets, scale; output: dx */
-template <class Element> static enum hapt_status mse_dx_run(const struct hapt_call *call, struct hapt_queue *queue)
+template <class Element, bool LOGISTIC>
+static enum hapt_status errors_dx_run(const struct hapt_call *call, struct hapt_queue *queue)
 {
     const int64_t elements = hapt_view_elements(&call->input[0]);
-    return launch(mse_dx_kernel<Element>, blocks_for(elements, THREADS), THREADS, 0, queue,
+    return launch(errors_dx_kernel<Element, LOGISTIC>, blocks_for(elements, THREADS), THREADS, 0, queue,
                   (const Element *)call->input[0].data, (const float *)call->input[1].data,
                   (const float *)call->input[2].data, elements, (Element *)call->output[0].data,
                   (call->accumulate & 1u) != 0);
@@ -292,7 +305,9 @@ template <class Element> static enum hapt_status mse_dx_run(const struct hapt_ca
 extern const struct cuda_kernel hapt_cuda_loss[] = {
     CUDA_KERNELS("cross_entropy", loss_workspace, loss_run),
     CUDA_KERNELS("cross_entropy_dx", NULL, loss_dx_run),
-    CUDA_KERNELS("mse", mse_workspace, mse_run),
-    CUDA_KERNELS("mse_dx", NULL, mse_dx_run),
+    CUDA_KERNELS_WITH("mse", errors_workspace, errors_run, false),
+    CUDA_KERNELS_WITH("mse_dx", NULL, errors_dx_run, false),
+    CUDA_KERNELS_WITH("bce", errors_workspace, errors_run, true),
+    CUDA_KERNELS_WITH("bce_dx", NULL, errors_dx_run, true),
     CUDA_KERNELS_END,
 };
