@@ -18,7 +18,7 @@ fail() {
 
 [ -e "$plugin" ] || fail "no $plugin" "build it on a machine with a CUDA toolkit"
 strip -o "$root/build/release/hapt-cuda.so" "$plugin"
-for file in hapt tests/unit/kernels_{attention,documents,dropout,flat,images,layers,llama,maps,moe,packed,patches,replay,shape,shards} tests/gpu/{operator,times,group}; do
+for file in hapt tests/unit/kernels_{attention,documents,dropout,flat,group_norm,images,layers,llama,maps,moe,packed,patches,replay,shape,shards} tests/gpu/{operator,times,group}; do
     [ -e "$build/$file" ] || fail "no $build/$file" "run make gpu-bundle, which builds it"
     objdump -p "$build/$file" | grep 'RPATH.*\$ORIGIN' >/dev/null || fail "$build/$file does not look for libraries beside it" "run make gpu-bundle, which builds one that does"
     strip -o "$root/build/release/$file" "$build/$file"

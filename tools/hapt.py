@@ -107,8 +107,8 @@ class Graph:
         columns, for linear_packed; the value is fp32."""
         if value is not None and tuple(value.shape) != tuple(shape):
             raise ValueError("%s: the value has shape %s, not %s" % (name, tuple(value.shape), tuple(shape)))
-        if packed and (trainable or len(shape) != 2 or shape[1] % PACKED_COLUMNS):
-            raise ValueError("%s: only a frozen matrix is packed, with a multiple of %d columns" % (name, PACKED_COLUMNS))
+        if packed and (trainable or len(shape) != 2 or shape[1] < 1 or shape[1] % PACKED_COLUMNS or packed not in PACKED_WORDS):
+            raise ValueError("%s: only a frozen matrix is packed, as nf4, int8 or bf16, with a multiple of %d columns" % (name, PACKED_COLUMNS))
         if packed:
             shape = [shape[0], shape[1] // PACKED_COLUMNS, PACKED_WORDS[packed]]
         made = self._tensor(name, "parameter", shape, "fp32" if packed else self.dtype, init=init, std=std if init == "normal" else 0.0, trainable=trainable)
@@ -116,6 +116,10 @@ class Graph:
         if value is not None:
             self.values[name] = value
         return made
+
+    def trains(self, parameter):
+        """True if the parameter is trainable."""
+        return bool(self.tensors[parameter.row][7])
 
     def op(self, kind, *inputs, name=None, outputs=1, integers=(), reals=()):
         """Adds an operator and returns its output, or a tuple if outputs > 1. An input None is an optional one that is absent. A dropout
@@ -136,9 +140,10 @@ class Graph:
         return made[0] if outputs == 1 else made
 
     def linear(self, x, name, width, out, bias=True, std=0.02, packed=None):
-        """x W^T + b, with NAME.weight [out][width] and NAME.bias [out], as in PyTorch. packed: as of parameter; the weight is frozen then."""
+        """x W^T + b, with NAME.weight [out][width] and NAME.bias [out], as in PyTorch. packed: as of parameter; the layer is frozen then."""
         weight = self.parameter(name + ".weight", [out, width], std, trainable=not packed, packed=packed)
-        return self.op("linear_packed" if packed else "linear_t", x, weight, self.parameter(name + ".bias", [out], init="zero") if bias else None, name=name)
+        shift = self.parameter(name + ".bias", [out], init="zero", trainable=not packed) if bias else None
+        return self.op("linear_packed" if packed else "linear_t", x, weight, shift, name=name)
 
     def layer_norm(self, x, name, width, epsilon=1e-5):
         """The layer norm over the last dimension, with NAME.weight and NAME.bias [width]."""
@@ -194,13 +199,11 @@ class Graph:
             self._write(file, "training/option", list(self.training))
             self._write(file, "training/value", list(self.training.values()))
             for name, value in self.values.items():
-                if isinstance(value, NoValue):
-                    file.create_dataset("parameters/" + name, value.shape, dtype="f4")  # takes no space
-                elif name.split(".").count("*") == 1 and len(value.shape) > 1:  # a stack, such as one of experts: element by element
-                    for k in range(len(value)):
-                        file.create_dataset("parameters/" + name.replace("*", str(k)), data=value[k], dtype="f4")
-                else:
-                    file.create_dataset("parameters/" + name, data=value, dtype="f4")
+                stack = name.split(".").count("*") == 1 and len(value.shape) > 1  # such as one of experts: element by element
+                for k in range(value.shape[0] if stack else 1):
+                    data = None if isinstance(value, NoValue) else value[k] if stack else value  # None takes no space
+                    file.create_dataset("parameters/" + (name.replace("*", str(k)) if stack else name), value.shape[1:] if stack else value.shape,
+                                        dtype="f4", data=data)
 
     @staticmethod
     def _write(file, name, text):

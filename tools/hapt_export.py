@@ -60,11 +60,15 @@ class Loss(torch.nn.Module):
 
 @contextlib.contextmanager
 def without_values():
-    """Parameters of modules that are made inside have shapes but no values, and take no memory. The model file is to plan with only."""
-    register = torch.nn.Module.register_parameter
+    """Parameters of modules that are made inside have shapes but no values, and take no memory. hapt can only plan with the model file."""
+    register, made = torch.nn.Module.register_parameter, {}
 
     def of_shape(module, name, parameter):
-        register(module, name, None if parameter is None else torch.nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad))
+        if parameter is not None and not parameter.is_meta:
+            if id(parameter) not in made:  # the pair keeps it, and so its id
+                made[id(parameter)] = parameter, torch.nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+            parameter = made[id(parameter)][1]
+        register(module, name, parameter)
     torch.nn.Module.register_parameter = of_shape
     try:
         yield
@@ -74,8 +78,10 @@ def without_values():
 
 def with_fakes(model, mode):
     """A copy of the model, in which parameters without values are fake tensors (PyTorch's, on the CPU). Tied ones stay tied."""
+    if any(buffer.is_meta for buffer in model.buffers()):
+        raise Unsupported("buffers without values; make the model in without_values() instead of a meta device")
     with mode:
-        made = {id(weight): torch.nn.Parameter(torch.empty(weight.shape), requires_grad=weight.requires_grad)
+        made = {id(weight): torch.nn.Parameter(torch.empty(weight.shape, dtype=weight.dtype), requires_grad=weight.requires_grad)
                 for weight in model.parameters() if weight.is_meta}
     return copy.deepcopy(model, made)
 
@@ -118,6 +124,8 @@ def export(model, inputs, targets, path, name=None, frozen_weights="fp32", loss=
     exporter.run()
     if exporter.loss is None:
         raise Unsupported("the loss is neither a cross entropy nor a mean squared error nor a binary cross entropy of logits")
+    if frozen_weights != "fp32" and not any(operator[1] == "linear_packed" for operator in exporter.graph.operators):
+        raise Unsupported("no layer can be packed: a frozen matrix that only linear layers read, with a multiple of 32 columns")
     for note in sorted(exporter.notes):
         print("hapt_export: note: %s" % note, file=sys.stderr)
     prune(exporter.graph, exporter.loss)

@@ -373,8 +373,8 @@ class Exporter:
         seen = mask.constant
         if seen.dtype != torch.bool:
             seen = seen == 0
-            if (mask.constant[~seen] > torch.finfo(torch.float32).min / 2).any():  # it weighs what is seen
-                return mask, causal
+            if (mask.constant[~seen] > HIDDEN).any():  # it weighs what is seen
+                return Value(mask.shape, mask.wide, constant=mask.constant.clamp(min=HIDDEN)), causal
         if seen.all():
             return None, causal
         if seen.numel() == shape[0] * shape[1] and torch.equal(seen.reshape(shape), torch.ones(shape, dtype=torch.bool).tril()):

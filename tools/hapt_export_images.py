@@ -119,12 +119,15 @@ def group_norm(e, node, x, groups, weight=None, bias=None, epsilon=1e-5, *rest):
     channels, pixels = x.shape[1], math.prod(x.shape[2:])
     image = x if len(x.shape) == 4 else e.reshape(x, (x.shape[0], channels, 1, pixels), (x.wide[0], channels, 1, pixels))
     operands = []
-    for given, absent in ((weight, torch.ones), (bias, torch.zeros)):
-        if given is not None and given.parameter is None:
-            raise Unsupported("a scale or shift that is no parameter")
-        operands.append(e.constant_parameter(absent(channels)) if given is None else given.parameter)
+    computed = [given if given is not None and given.parameter is None else None for given in (weight, bias)]
+    for given, own, absent in zip((weight, bias), computed, (torch.ones, torch.zeros)):
+        operands.append(e.constant_parameter(absent(channels)) if given is None or own is not None else given.parameter)
     made = e.graph.op("group_norm", e.tensor(image), *operands, outputs=3, integers=[groups], reals=[epsilon])
-    return e.reshape(e.made(made[0], image.shape, image.wide), x.shape, x.wide)
+    made = e.reshape(e.made(made[0], image.shape, image.wide), x.shape, x.wide)
+    one = (channels,) + (1,) * (len(x.shape) - 2)
+    for kind, own in zip(("mul", "add"), computed):  # what is no parameter
+        made = made if own is None else HANDLERS[kind](e, node, made, e.reshape(own, one, one))
+    return made
 
 
 @handles("upsample_nearest2d")

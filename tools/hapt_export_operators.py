@@ -102,6 +102,8 @@ HANDLERS["rsub"] = lambda e, node, a, b, alpha=1: HANDLERS["sub"](e, node, Value
 @handles("linear")
 def linear(e, node, x, weight, bias=None):
     own = bias.parameter if bias is not None and weight.parameter is not None else None
+    if own is not None and weight.parameter.packed and e.graph.trains(own):
+        own = None  # a packed layer has no gradient of its bias
     if weight.parameter is None:
         made = e.general_matmul(x, e.permute(weight, [1, 0]))
     else:

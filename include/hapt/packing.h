@@ -5,7 +5,7 @@
  *   int8: 9 words: 32 signed bytes q, then the fp32 scale s. The weights are s q; s = (largest magnitude) / 127,
  *         rounded to 16 significant bits
  *   bf16: 16 words: 32 bf16 numbers
- *   nf4:  5 words: 32 codes of 4 bits, in each byte the even column's first, then the fp32 scale s = (largest
+ *   nf4:  5 words: 32 codes of 4 bits, the even column in the low 4 bits of a byte, then the fp32 scale s = (largest
  *         magnitude). The weights are s times a level, quantiles of the normal distribution (QLoRA, arXiv 2305.14314,
  *         appendix E)
  *
@@ -63,7 +63,7 @@ HAPT_PACKING_FUNCTION float hapt_packing_int8(const void *block, int c)
     return scale * (float)((const signed char *)block)[c];
 }
 
-/* The level of a code of nf4; they rise with it. */
+/* The level of a code of nf4. Levels increase with the code. */
 HAPT_PACKING_FUNCTION float hapt_packing_nf4_level(int code)
 {
     const float level[HAPT_PACKING_NF4_LEVELS] = {-1.0f,
@@ -91,6 +91,28 @@ HAPT_PACKING_FUNCTION float hapt_packing_nf4(const void *block, int c)
     float scale;
     memcpy(&scale, (const char *)block + HAPT_PACKING_COLUMNS / 2, sizeof scale);
     return scale * hapt_packing_nf4_level(((const unsigned char *)block)[c / 2] >> 4 * (c % 2) & 15);
+}
+
+/* Column `c` of a block of bf16. */
+HAPT_PACKING_FUNCTION float hapt_packing_bf16(const void *block, int c)
+{
+    const uint32_t bits = (uint32_t)((const uint16_t *)block)[c] << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* Column `c` of a block of any packing. */
+HAPT_PACKING_FUNCTION float hapt_packing_value(enum hapt_packing packing, const void *block, int c)
+{
+    switch (packing) {
+    case HAPT_PACKING_INT8: return hapt_packing_int8(block, c);
+    case HAPT_PACKING_BF16: return hapt_packing_bf16(block, c);
+    case HAPT_PACKING_NF4: return hapt_packing_nf4(block, c);
+    case HAPT_PACKING_NONE:
+    case HAPT_PACKINGS: break;
+    }
+    return NAN;
 }
 
 #endif

@@ -310,10 +310,8 @@ static enum hapt_status check_storage(struct hapt_h5 *file, hid_t id, const char
                                     "%s of %s has unreasonably large chunks of %.3g bytes", name, file->path,
                                     chunk_bytes);
     if (bytes > 0 && !filled && (dims > 0 ? !all_chunks_written(id, dims, extent) : H5Dget_storage_size(id) == 0))
-        return hapt_h5_fail_content(
-            file,
-            "write the dataset, or give it a fill value; a model that was exported without values is to plan with",
-            "%s of %s was never written", name, file->path);
+        return hapt_h5_fail_content(file, "write the dataset, or give it a fill value", "%s of %s was never written",
+                                    name, file->path);
     return HAPT_OK;
 }
 

@@ -410,7 +410,7 @@ static bool choose_next(struct rows *rows, bool is_done[MOST_ROWS])
 {
     bool any = false;
     for (int k = 0; k < rows->listed_count; k++) rows->is_tried[k] = false;
-    for (int i = 0; i < ROWS_AT_A_TIME; i++) {
+    for (int i = 0; i < (rows->lone_choice ? 1 : ROWS_AT_A_TIME); i++) {
         int next = -1;
         for (int k = 0; k < rows->listed_count; k++)
             if (!is_done[k] && may_be_shorter(rows, k) && (next < 0 || comes_before(rows, k, next))) next = k;
@@ -500,8 +500,8 @@ static enum hapt_status plan_without(struct rows *rows, const struct hapt_planni
 
 /* Plans whose stages keep all activations (unless --recompute is given) and have their optimizer state on the hosts.
  * The phases before may have passed over them: they consider the state on the hosts only if the formula says that
- * devices lack memory, and a search of many choices improves fewer plans of each. Here the search improves plans as if
- * none was known before. */
+ * devices lack memory, and a search of many choices improves fewer plans of each. Here the search improves plans of
+ * each number of rows as if none was known before. */
 static enum hapt_status plan_state_on_hosts(struct rows *rows, const struct hapt_planning *planning,
                                             const bool is_auto[SAVING], struct rows_case *best)
 {

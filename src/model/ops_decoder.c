@@ -67,9 +67,11 @@ static enum hapt_status infer_linear_packed(const struct hapt_graph *graph, cons
     const struct hapt_tensor *x = &graph->tensor[op->input[0]], *weight = &graph->tensor[op->input[1]];
     (void)output;
     if (hapt_packing_of(weight->shape[2]) == HAPT_PACKING_NONE)
-        return hapt_op_bad_attribute(op, "its weight has blocks of none of 5, 9 and 16 words");
+        return hapt_op_bad_attribute(op, "its weight's blocks do not have 5, 9 or 16 words");
     if (weight->kind != HAPT_TENSOR_PARAMETER || weight->trainable)
         return hapt_op_bad_attribute(op, "its weight is no frozen parameter");
+    if (op->input[2] >= 0 && graph->tensor[op->input[2]].trainable)
+        return hapt_op_bad_attribute(op, "its bias trains (another operator may add it)");
     return x->shape[x->dims - 1] == weight->shape[1] * HAPT_PACKING_COLUMNS
                ? HAPT_OK
                : hapt_op_bad_attribute(op, "the width of its input is not 32 x the blocks of its weight");

@@ -6,11 +6,9 @@ static enum hapt_status infer_group_norm(const struct hapt_graph *graph, const s
 {
     const int64_t channels = graph->tensor[op->input[0]].shape[1], groups = op->integer[0];
     if (groups < 1 || channels % groups != 0)
-        return hapt_op_bad_attribute(op, "its channels are not that many groups of one size");
-    if (!(op->real[0] >= 0) || !isfinite(op->real[0]))
-        return hapt_op_bad_attribute(op, "its epsilon is negative or not finite");
+        return hapt_op_bad_attribute(op, "the number of channels is not a multiple of the groups");
     output[1].shape[1] = output[2].shape[1] = groups;
-    return HAPT_OK;
+    return hapt_op_infer_layer_norm(graph, op, output);
 }
 
 /* clang-format off */

@@ -19,6 +19,8 @@ extern const struct hapt_op_type hapt_ops_transformer[], hapt_ops_llama[], hapt_
  * `dw` those of w and the bias from x and dy. */
 enum hapt_status hapt_gradient_product(struct hapt_graph *graph, int op, const char *dx, const char *dw);
 /* Attribute checks that rows of several groups share. */
+enum hapt_status hapt_op_infer_layer_norm(const struct hapt_graph *graph, const struct hapt_op *op,
+                                          struct hapt_tensor *output);
 enum hapt_status hapt_op_infer_rms_norm(const struct hapt_graph *graph, const struct hapt_op *op,
                                         struct hapt_tensor *output);
 /* Shape of the places of a window over an image [..][..][y][x], with zeros around it. kernel: its height and width. */

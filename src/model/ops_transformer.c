@@ -1,8 +1,8 @@
 /* Rows of the operator table: transformers, with their attribute checks, extra FLOPs and gradient rules. */
 #include "ops_rows.h"
 
-static enum hapt_status infer_layer_norm(const struct hapt_graph *graph, const struct hapt_op *op,
-                                         struct hapt_tensor *output)
+enum hapt_status hapt_op_infer_layer_norm(const struct hapt_graph *graph, const struct hapt_op *op,
+                                          struct hapt_tensor *output)
 {
     (void)graph, (void)output;
     return op->real[0] >= 0 && op->real[0] < 1 ? HAPT_OK : hapt_op_bad_attribute(op, "epsilon is not in [0, 1)");
@@ -150,7 +150,7 @@ const struct hapt_op_type hapt_ops_transformer[] = {
     {.name = "embedding_dw", .signature = "bt,btd->v~d,t!+d?", .dtypes = "ic->ff", .flops = flops_embedding_dw,
      .operand_bytes_limit = bytes_embedding_dw, .attributes = "tokens, dy -> dtable, dposition"},
     {.name = "layer_norm", .signature = "...d!,d!,d!->...d!,...,...", .dtypes = "ccc->cff", .flops_per_element = 7,
-     .infer = infer_layer_norm, .backward = "layer_norm_backward", .backward_operands = "01BCd>012", .backward_frozen = "layer_norm_dx",
+     .infer = hapt_op_infer_layer_norm, .backward = "layer_norm_backward", .backward_operands = "01BCd>012", .backward_frozen = "layer_norm_dx",
      .attributes = "x, gamma, beta -> y, mean, rstd; real[0] epsilon"},
     {.name = "layer_norm_backward", .signature = "...d!,d!,...,...,...d!->...d!,d!,d!", .dtypes = "ccffc->cff",
      .flops_per_element = 14, .attributes = "x, gamma, mean, rstd, dy -> dx, dgamma, dbeta"},

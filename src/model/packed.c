@@ -63,16 +63,6 @@ static void pack_nf4(const float *value, float *block)
     memcpy((char *)block + sizeof code, &scale, sizeof scale);
 }
 
-static void unpack_block(enum hapt_packing packing, const float *block, float *value)
-{
-    uint16_t column[HAPT_PACKING_COLUMNS];
-    memcpy(column, block, packing == HAPT_PACKING_BF16 ? sizeof column : 0);
-    for (int c = 0; c < HAPT_PACKING_COLUMNS; c++)
-        value[c] = packing == HAPT_PACKING_BF16   ? hapt_bf16_to_f32(column[c])
-                   : packing == HAPT_PACKING_INT8 ? hapt_packing_int8(block, c)
-                                                  : hapt_packing_nf4(block, c);
-}
-
 /* Blocks shrink, so that those in front leave room. */
 void hapt_parameter_pack(const struct hapt_tensor *parameter, int64_t rows, float *value)
 {
@@ -84,7 +74,9 @@ void hapt_parameter_pack(const struct hapt_tensor *parameter, int64_t rows, floa
         switch (hapt_packing_of(words)) {
         case HAPT_PACKING_INT8: pack_int8(block, value + b * words); break;
         case HAPT_PACKING_BF16: pack_bf16(block, value + b * words); break;
-        default: pack_nf4(block, value + b * words);
+        case HAPT_PACKING_NF4: pack_nf4(block, value + b * words); break;
+        case HAPT_PACKING_NONE:
+        case HAPT_PACKINGS: HAPT_ASSERT(false);
         }
     }
 }
@@ -96,6 +88,7 @@ void hapt_parameter_unpack(const struct hapt_tensor *parameter, int64_t rows, fl
     for (int64_t b = rows * parameter->shape[1] - 1; b >= 0; b--) {
         float block[HAPT_PACKING_BF16_WORDS];
         memcpy(block, value + b * words, (size_t)words * sizeof *block);
-        unpack_block(hapt_packing_of(words), block, value + b * HAPT_PACKING_COLUMNS);
+        for (int c = 0; c < HAPT_PACKING_COLUMNS; c++)
+            value[b * HAPT_PACKING_COLUMNS + c] = hapt_packing_value(hapt_packing_of(words), block, c);
     }
 }

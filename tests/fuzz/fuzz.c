@@ -216,7 +216,7 @@ static void check_failure(const struct seed *from, enum hapt_status status, bool
     if (status != HAPT_ERR_INPUT && status != HAPT_ERR_INFEASIBLE && status != HAPT_ERR_MEMORY &&
         status != HAPT_ERR_USAGE)
         fail(from, "ends with %s: %s", hapt_status_name(status), message);
-    else if (!message[0] && !strstr(text, "hapt: error:")) /* training prints some errors before it saves */
+    else if (!message[0] && !printed) /* training prints some errors before it saves; they are checked below */
         fail(from, "ends with %s and no message", hapt_status_name(status));
     for (const char *c = message; *c; c++) {
         if ((unsigned char)*c >= 0x20 && *c != 0x7f) continue;

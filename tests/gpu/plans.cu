@@ -118,18 +118,22 @@ static int check_convolutions(int *checks)
  * not `whole`: in bf16, of GPT-2 and one other. */
 static int check_attention(const char *name, bool expected, bool whole, int *checks)
 {
-    static const int64_t shapes[][5] = {{16, 1024, 12, 12, 64}, {1, 2048, 32, 8, 128}, {2, 1000, 8, 8, 96},
-                                        {4, 4096, 12, 12, 128}, {16, 197, 12, 12, 64}, {2, 129, 4, 2, 64}};
+    /* sequences, queries, heads, heads of keys, columns, keys (0: as many, under a mask or not) */
+    static const int64_t shapes[][6] = {{16, 1024, 12, 12, 64, 0}, {2, 4096, 10, 10, 64, 77}, {1, 2048, 32, 8, 128, 0},
+                                        {2, 1000, 8, 8, 96, 0},    {4, 4096, 12, 12, 128, 0}, {16, 197, 12, 12, 64, 0},
+                                        {2, 129, 4, 2, 64, 0},     {4, 100, 8, 2, 64, 1000}};
     int failures = 0;
-    for (int i = 0; i < (whole ? 6 : 2); i++)
+    for (int i = 0; i < (whole ? 8 : 3); i++)
         for (int c = 0; c < 8; c++) {
             const int64_t *shape = shapes[i];
-            if (!whole && (c & 2 || (c & 4) == 4 * i)) continue;
-            const bool backward = c & 1, packed = shape[2] == shape[3];
+            if (shape[5] && c & 4) continue; /* no mask */
+            if (!whole && (c & 2 || (c & 4) == 4 * (i / 2))) continue;
+            const bool backward = c & 1, packed = shape[2] == shape[3] && shape[5] == 0;
             const enum hapt_dtype dtype = c & 2 ? HAPT_F16 : HAPT_BF16;
             struct attention at = {};
             at.batch = shape[0];
-            at.length = at.keys = shape[1];
+            at.length = shape[1];
+            at.keys = shape[5] ? shape[5] : at.length;
             at.heads = shape[2];
             at.kv_heads = shape[3];
             at.head = shape[4];

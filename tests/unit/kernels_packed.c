@@ -82,17 +82,19 @@ static void round_trips(void)
 {
     enum { OUT = 7, BLOCKS = 5, COUNT = OUT * BLOCKS * HAPT_PACKING_COLUMNS };
     static float value[COUNT], first[COUNT], again[COUNT], packed[COUNT];
-    for (int round = 0; round < 60; round++) {
-        const enum hapt_packing packing = (enum hapt_packing)(round % 3 + 1);
+    enum { KINDS = HAPT_PACKINGS - 1, MANY = 20 };
+    for (int round = 0; round < MANY * KINDS; round++) {
+        const enum hapt_packing packing = (enum hapt_packing)(round % KINDS + 1);
+        const int turn = round / KINDS;
         const struct hapt_tensor parameter = {
             .packed = true, .dims = 3, .shape = {OUT, BLOCKS, hapt_packing_words(packing)}};
         const struct hapt_tensor published = hapt_tensor_published(&parameter);
         CHECK(published.dims == 2 && published.shape[0] == OUT && published.shape[1] == 32 * BLOCKS);
         for (int i = 0; i < COUNT; i++)
-            value[i] = (float)(random_uniform(-1, 1) * pow(10, round < 30 ? 0 : random_uniform(-30, 30)));
-        if (round < 6) memset(value, 0, sizeof value);
-        if (round >= 6 && round < 9) value[40] = 3e38f;
-        if (round >= 9 && round < 12)
+            value[i] = (float)(random_uniform(-1, 1) * pow(10, turn < MANY / 2 ? 0 : random_uniform(-30, 30)));
+        if (turn < 2) memset(value, 0, sizeof value);
+        if (turn == 2) value[40] = 3e38f;
+        if (turn == 3)
             for (int i = 0; i < COUNT; i++) value[i] *= 1e-38f; /* many are denormal */
         memcpy(first, value, sizeof value);
         hapt_parameter_pack(&parameter, OUT, first);

@@ -39,6 +39,18 @@ INLINE vector nf4_columns(const char *block, int64_t first)
     return value;
 }
 
+INLINE vector block_columns(enum hapt_packing packing, const char *block, int64_t first)
+{
+    switch (packing) {
+    case HAPT_PACKING_INT8: return int8_columns(block, first);
+    case HAPT_PACKING_BF16: return load(block, first, LANES, true);
+    case HAPT_PACKING_NF4: return nf4_columns(block, first);
+    case HAPT_PACKING_NONE:
+    case HAPT_PACKINGS: break;
+    }
+    return vector_set(NAN);
+}
+
 /* Row by row into [out][32 blocks]. */
 INLINE void unpack(const struct hapt_call *call, const struct hapt_view *w, bool half)
 {
@@ -49,10 +61,7 @@ INLINE void unpack(const struct hapt_call *call, const struct hapt_view *w, bool
     for (int64_t b = 0; b < blocks; b++) {
         const char *block = from + b * words * (int64_t)sizeof(float);
         for (int64_t c = 0; c < HAPT_PACKING_COLUMNS; c += LANES)
-            store(call->workspace, b * HAPT_PACKING_COLUMNS + c, LANES, half,
-                  packing == HAPT_PACKING_INT8   ? int8_columns(block, c)
-                  : packing == HAPT_PACKING_BF16 ? load(block, c, LANES, true)
-                                                 : nf4_columns(block, c));
+            store(call->workspace, b * HAPT_PACKING_COLUMNS + c, LANES, half, block_columns(packing, block, c));
     }
 }
 

@@ -31,14 +31,14 @@ template <class Element> struct head_rows {
     int64_t width, length;
 };
 
-/* Of queries or of what has their shape. */
+/* Rows of queries, or of a tensor of their shape. */
 template <class Element>
 __device__ __forceinline__ struct head_rows<Element> query_rows(const struct attention &at, const void *data,
                                                                 int64_t width, int64_t batch, int64_t head) {
     return {(Element *)data + batch * at.length * width + head * at.head, width, at.length};
 }
 
-/* Of keys, values or their gradients. */
+/* Rows of keys, values or their gradients. */
 template <class Element>
 __device__ __forceinline__ struct head_rows<Element> key_rows(const struct attention &at, const void *data,
                                                               int64_t batch, int64_t head) {

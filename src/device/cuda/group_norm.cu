@@ -1,6 +1,6 @@
 /*
- * Group norm of images [rows][channels][height][width]. A plane, a channel of a row, is a row of rows.cuh: there are
- * enough of them for all multiprocessors, where there are few groups.
+ * Group norm of images [rows][channels][height][width]. A row has few groups but many planes, its channels, so planes
+ * fill all multiprocessors: they are the rows of rows.cuh. A warp then adds up the planes of a group.
  */
 #include "kernels.h"
 #include "rows.cuh"
@@ -44,10 +44,30 @@ static __global__ void moments_kernel(struct planes n, const Element *x, float *
     }
 }
 
+/* The statistics of groups, from those of their planes. */
+static __global__ void statistics_kernel(struct planes n, const float *part, float epsilon, float *mean, float *rstd)
+{
+    enum { WARP = true };
+    FOR_ROWS(group, n.count / n.channels)
+    {
+        const float *own = part + 2 * group * n.channels;
+        float sum = 0, squares = 0;
+        for (int64_t k = member; k < n.channels; k += team) sum += own[2 * k];
+        const float centre = warp_sum(sum) / (float)n.channels;
+        for (int64_t k = member; k < n.channels; k += team) {
+            const float off = own[2 * k] - centre;
+            squares += own[2 * k + 1] + (float)n.pixels * off * off;
+        }
+        squares = warp_sum(squares);
+        if (member != 0) continue;
+        mean[group] = centre;
+        rstd[group] = 1.0f / sqrtf(squares / (float)(n.channels * n.pixels) + epsilon);
+    }
+}
+
 template <class Element> struct group_forward {
     struct planes n;
     const Element *x, *gamma, *beta;
-    const float *part; /* of moments_kernel */
     Element *y;
     float *mean, *rstd; /* [rows][groups] */
     float epsilon;
@@ -55,31 +75,18 @@ template <class Element> struct group_forward {
 
 template <class Element, int N, bool WARP> static __global__ void apply_kernel(struct group_forward<Element> job)
 {
-    __shared__ float shared[32];
     const struct planes n = job.n;
     FOR_ROWS(plane, n.count)
     {
-        const int64_t group = plane / n.channels;
-        const float *part = job.part + 2 * group * n.channels;
-        float sum = 0, squares = 0, value[N];
-        for (int64_t k = member; k < n.channels; k += team) sum += part[2 * k];
-        const float centre = row_total<WARP>(sum, shared) / (float)n.channels;
-        for (int64_t k = member; k < n.channels; k += team) {
-            const float off = part[2 * k] - centre;
-            squares += part[2 * k + 1] + (float)n.pixels * off * off;
-        }
-        const float variance = row_total<WARP>(squares, shared) / (float)(n.channels * n.pixels),
-                    rstd = 1.0f / sqrtf(variance + job.epsilon), scale = to_float(job.gamma[plane % n.all]),
-                    shift = to_float(job.beta[plane % n.all]);
+        const float centre = job.mean[plane / n.channels], rstd = job.rstd[plane / n.channels],
+                    scale = to_float(job.gamma[plane % n.all]), shift = to_float(job.beta[plane % n.all]);
+        float value[N];
         FOR_COLUMNS(c, n.pixels)
         {
             load<N>(job.x + plane * n.pixels + c, value);
             for (int e = 0; e < N; e++) value[e] = (value[e] - centre) * rstd * scale + shift;
             store<N>(job.y + plane * n.pixels + c, value, false);
         }
-        if (member != 0 || plane % n.channels != 0) continue;
-        job.mean[group] = centre;
-        job.rstd[group] = rstd;
     }
 }
 
@@ -88,7 +95,8 @@ template <class Element> struct group_backward {
     struct planes n;
     const Element *x, *gamma, *dy;
     const float *mean, *rstd;
-    float *sums; /* [planes][2]: of dy n, and of dy */
+    float *sums;  /* [planes][2]: of dy n, and of dy */
+    float *means; /* [rows][groups][2]: of g n, and of g */
     Element *dx;
     bool accumulate;
 };
@@ -118,23 +126,36 @@ template <class Element, int N, bool WARP> static __global__ void sums_kernel(st
     }
 }
 
-template <class Element, int N, bool WARP> static __global__ void group_dx_kernel(struct group_backward<Element> job)
+template <class Element> static __global__ void means_kernel(struct group_backward<Element> job)
 {
-    __shared__ float shared[32];
+    enum { WARP = true };
     const struct planes n = job.n;
     const float size = (float)(n.channels * n.pixels);
-    FOR_ROWS(plane, n.count)
+    FOR_ROWS(group, n.count / n.channels)
     {
-        const int64_t first = plane / n.channels * n.channels;
-        const float mean = job.mean[plane / n.channels], rstd = job.rstd[plane / n.channels],
-                    scale = to_float(job.gamma[plane % n.all]);
-        float sum_g = 0, sum_gn = 0, value[N], slope[N];
-        for (int64_t k = first + member; k < first + n.channels; k += team) {
+        float sum_g = 0, sum_gn = 0;
+        for (int64_t k = group * n.channels + member; k < (group + 1) * n.channels; k += team) {
             const float gamma = to_float(job.gamma[k % n.all]);
             sum_gn += gamma * job.sums[2 * k];
             sum_g += gamma * job.sums[2 * k + 1];
         }
-        const float mean_g = row_total<WARP>(sum_g, shared) / size, mean_gn = row_total<WARP>(sum_gn, shared) / size;
+        sum_gn = warp_sum(sum_gn);
+        sum_g = warp_sum(sum_g);
+        if (member != 0) continue;
+        job.means[2 * group] = sum_gn / size;
+        job.means[2 * group + 1] = sum_g / size;
+    }
+}
+
+template <class Element, int N, bool WARP> static __global__ void group_dx_kernel(struct group_backward<Element> job)
+{
+    const struct planes n = job.n;
+    FOR_ROWS(plane, n.count)
+    {
+        const int64_t group = plane / n.channels;
+        const float mean = job.mean[group], rstd = job.rstd[group], scale = to_float(job.gamma[plane % n.all]),
+                    mean_gn = job.means[2 * group], mean_g = job.means[2 * group + 1];
+        float value[N], slope[N];
         FOR_COLUMNS(c, n.pixels)
         {
             load<N>(job.x + plane * n.pixels + c, value);
@@ -158,7 +179,8 @@ static __global__ void parameter_kernel(struct planes n, const float *sums, int 
 
 static size_t workspace(const struct hapt_call *call)
 {
-    return (size_t)planes_of(call).count * 2 * sizeof(float);
+    const struct planes n = planes_of(call);
+    return (size_t)(n.count + n.count / n.channels) * 2 * sizeof(float);
 }
 
 template <class Element, int N, bool WARP>
@@ -166,6 +188,8 @@ static enum hapt_status forward_launch(const struct group_forward<Element> &job,
 {
     const dim3 blocks = row_blocks(job.n.count, WARP);
     HAPT_TRY(launch(moments_kernel<Element, N, WARP>, blocks, THREADS, 0, queue, job.n, job.x, part));
+    HAPT_TRY(launch(statistics_kernel, row_blocks(job.n.count / job.n.channels, true), THREADS, 0, queue, job.n,
+                    (const float *)part, job.epsilon, job.mean, job.rstd));
     return launch(apply_kernel<Element, N, WARP>, blocks, THREADS, 0, queue, job);
 }
 
@@ -174,6 +198,7 @@ static enum hapt_status backward_launch(const struct group_backward<Element> &jo
 {
     const dim3 blocks = row_blocks(job.n.count, WARP);
     HAPT_TRY(launch(sums_kernel<Element, N, WARP>, blocks, THREADS, 0, queue, job));
+    HAPT_TRY(launch(means_kernel<Element>, row_blocks(job.n.count / job.n.channels, true), THREADS, 0, queue, job));
     return launch(group_dx_kernel<Element, N, WARP>, blocks, THREADS, 0, queue, job);
 }
 
@@ -191,7 +216,6 @@ template <class Element> static enum hapt_status group_norm_run(const struct hap
     job.x = (const Element *)call->input[0].data;
     job.gamma = (const Element *)call->input[1].data;
     job.beta = (const Element *)call->input[2].data;
-    job.part = (const float *)call->workspace;
     job.y = (Element *)call->output[0].data;
     job.mean = (float *)call->output[1].data;
     job.rstd = (float *)call->output[2].data;
@@ -212,6 +236,7 @@ static enum hapt_status group_norm_backward_run(const struct hapt_call *call, st
     job.rstd = (const float *)call->input[3].data;
     job.dy = (const Element *)call->input[4].data;
     job.sums = (float *)call->workspace;
+    job.means = job.sums + 2 * job.n.count;
     job.dx = (Element *)call->output[0].data;
     job.accumulate = call->accumulate & 1u;
     const bool packed = packs_fit<Element>(job.n.pixels, job.x, job.dy, job.dx);

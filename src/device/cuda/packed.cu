@@ -18,9 +18,7 @@ __global__ void unpack_kernel(int64_t blocks, int64_t words, const float *packed
     for (GRID_STRIDE(i, blocks * HAPT_PACKING_COLUMNS)) {
         const float *block = packed + i / HAPT_PACKING_COLUMNS * words;
         const int c = (int)(i % HAPT_PACKING_COLUMNS);
-        unpacked[i] = from_float<Element>(packing == HAPT_PACKING_INT8   ? hapt_packing_int8(block, c)
-                                          : packing == HAPT_PACKING_BF16 ? to_float(((const __nv_bfloat16 *)block)[c])
-                                                                         : hapt_packing_nf4(block, c));
+        unpacked[i] = from_float<Element>(hapt_packing_value(packing, block, c));
     }
 }
 
