@@ -85,10 +85,14 @@ sends_skips_directly()
 
 # ---- the exporter itself ----
 PROGRAM = """
+import contextlib
 import sys
 import torch
 sys.path.insert(0, "tests/coverage")
 import models
+
+sys.path.insert(0, "tools")
+import hapt_export
 
 
 def sort(x, head):
@@ -135,12 +139,23 @@ class Frozen(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.table, self.a, self.b, self.head = torch.nn.Embedding(64, 64), *(torch.nn.Linear(64, 64) for _ in range(3))
-        for frozen in (self.a, self.b):
+        for frozen in (self.a.weight, self.b.weight, self.b.bias):
             frozen.requires_grad_(False)
 
     def forward(self, tokens):
-        x = torch.relu(self.a(self.table(tokens)))
+        x = torch.relu(self.a(self.table(tokens)))  # the bias trains: another operator adds it
         return self.head(torch.tanh(self.b(x) @ self.b.weight))
+
+
+class Tied(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.norm, self.head = torch.nn.Embedding(64, 32), torch.nn.LayerNorm(32), torch.nn.Linear(32, 64, bias=False)
+        self.head.weight = self.table.weight
+        self.register_buffer("scale", torch.full((1,), 1.5))
+
+    def forward(self, tokens):
+        return self.head(self.norm(self.table(tokens)) * self.scale)
 
 
 class Drops(torch.nn.Module):
@@ -157,6 +172,10 @@ class Drops(torch.nn.Module):
 def model():
     torch.manual_seed(1)
     name = "%s"
+    if name in ("tied", "tied_without", "on_meta"):
+        with hapt_export.without_values() if name == "tied_without" else torch.device("meta") if name == "on_meta" else contextlib.nullcontext():
+            made = Tied()
+        return made, torch.randint(0, 64, (2, 16)), torch.randint(0, 64, (2, 16))
     if name == "several":  # labels of which several hold, with a loss of its own
         x, labels = torch.arange(12.0).reshape(2, 6) / 7, torch.tensor([[0, 1, 1, 0], [1, 0, 0.25, 0]])
         return torch.nn.Linear(6, 4), {"input": x}, labels, torch.nn.functional.binary_cross_entropy_with_logits
@@ -194,8 +213,24 @@ if TORCH:
     done = exported("frozen", "--frozen-weights", "nf4")
     with h5py.File(path("made.h5")) as file:
         types = [one.decode() for one in file["operators/type"]]
-        check(types.count("linear_packed") == 1 and types.count("linear_t") == 2 and file["parameters/a.weight"].shape == (64, 64), f"a frozen layer is packed: {types}")
+        check(types.count("linear_packed") == 1 and types.count("linear_t") == 2 and types.count("add") == 1 and file["parameters/a.weight"].shape == (64, 64), f"a frozen layer is packed: {types}")
     os.remove(path("made.h5"))
+    done = exported("hf_GPT2", "--frozen-weights", "nf4")
+    check(done.returncode == 3 and "no layer can be packed" in done.stderr and not os.path.exists(path("made.h5")), f"nothing is frozen: {done.stderr[-200:]}")
+    # A model without values has the graph of one with values, tied weights too; hapt plans with it.
+    graphs = {}
+    for name in ("tied", "tied_without"):
+        done = exported(name)
+        check(done.returncode == 0, f"{name}: {done.stderr[-300:]}")
+        os.rename(path("made.h5"), path(name + ".h5"))
+    check(same_graph(path("tied.h5"), path("tied_without.h5")), "without values it is the same graph")
+    with h5py.File(path("tied_without.h5")) as file:
+        names = set(file["parameters"])
+        check(len(names) == 4 and file["parameters/head.weight"].id.get_storage_size() == 0 and file["parameters/constant.1"][()] == 1.5,
+              f"one tied matrix without values, and the buffer: {names}")
+    passes("plan", "--input", path("tied_without.h5"), "--cluster", cpu_cluster(1), "--predict", "--microbatches", 2, "--output", path("tied-plan.h5"))
+    done = exported("on_meta")
+    check(done.returncode == 3 and "buffers without values" in done.stderr, f"buffers on a meta device: {done.stderr[-300:]}")
     check(exported("several").returncode == 0, "a loss of its own")
     with h5py.File(path("made.h5")) as model, h5py.File(path("several-data.h5"), "w") as file:
         x, labels = np.arange(12, dtype=np.float32).reshape(2, 6) / 7, np.array([[0, 1, 1, 0], [1, 0, 0.25, 0]], np.float32)

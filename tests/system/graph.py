@@ -126,12 +126,14 @@ def adapted(values, packed):
     graph = hapt.Graph("adapted", ROWS, sequence=T, vocab=V)
     x = graph.op("embedding", graph.tokens, graph.parameter("table", [V, D], value=values["table"]), None)
     frozen = graph.parameter("frozen", [V, D], value=values["frozen"], trainable=False, packed=packed)
-    logits = graph.op("linear_packed" if packed else "linear_t", x, frozen, None) + graph.op("linear_t", x, graph.parameter("own", [V, D], value=values["own"]), None)
+    shift = graph.parameter("shift", [V], value=values["shift"], trainable=False)
+    logits = graph.op("linear_packed" if packed else "linear_t", x, frozen, shift) + graph.op("linear_t", x, graph.parameter("own", [V, D], value=values["own"]), None)
     graph.save(path("adapted.h5"), graph.cross_entropy(logits))
     return path("adapted.h5")
 
 
 starts = {name: random.normal(0, 0.3, (V, D)).astype(np.float32) for name in ("table", "frozen", "own")}
+starts["shift"] = random.normal(0, 0.3, V).astype(np.float32)
 for packed, rounding in (("nf4", to_nf4), ("int8", to_int8), ("bf16", to_bf16)):
     ours = train(adapted(starts, packed), "tokens")
     theirs = train(adapted({**starts, "frozen": rounding(starts["frozen"])}, None), "tokens")
@@ -272,6 +274,15 @@ mistake("dimension i of tensor mix.weight is 33, elsewhere 32", lambda graph, x:
 mistake("operator add: input 1 is not a tensor", lambda graph, x: graph.op("add", x))
 mistake("operator add: add has 2 inputs and 1 outputs, and the file has more", lambda graph, x: graph.op("add", x, x, x))
 mistake("heads", lambda graph, x: graph.op("attention", graph.linear(x, "qkv", D, 3 * D), integers=[5, 1]))
+mistake("q and k have different lengths", lambda graph, x: graph.op(
+    "grouped_attention", x, graph.op("strided_slice", x, integers=[1, 0, T - 1, 1]), graph.op("strided_slice", x, integers=[1, 1, T, 1]), integers=[2, 1]))
+for text, groups, epsilon in (("not a multiple of the groups", 5, 1e-5), ("not a multiple of the groups", 0, 1e-5), ("epsilon is not in", 4, -1.0),
+                              ("epsilon is not in", 4, 1.0)):
+    mistake(text, lambda graph, x: graph.op("reshape", graph.op(
+        "group_norm", graph.op("reshape", x, integers=[-1, T, D, 1]), graph.parameter("gamma", [T], init="one"), graph.parameter("beta", [T], init="zero"),
+        integers=[groups], reals=[epsilon]), integers=[-1, T, D]))
+mistake("do not have 5, 9 or 16 words", lambda graph, x: graph.op("linear_packed", x, graph.parameter("w", [D, 1, 7], trainable=False), None))
+mistake("its bias trains", lambda graph, x: graph.op("linear_packed", x, graph.parameter("w", [D, D], trainable=False, packed="nf4"), graph.parameter("b", [D])))
 mistake("relu_dx has no gradient", lambda graph, x: graph.op("relu_dx", x, x))
 
 
