@@ -2,9 +2,7 @@
 of texts. Shapes alone, no weights: to plan with. Needs diffusers and transformers, with the shapes of stabilityai/stable-diffusion-xl-base-1.0.
 
 Named inputs: pixels [3][1024][1024]; noise [4][128][128], the targets as well; keep, blur [1]: the shares of image and noise at `time` [1];
-first, second [77]: the tokens of each encoder; last [77]: 1 at a text's last token, else 0; sizes [6]: of the image and its part.
-
-Attention is computed by scaled_dot_product_attention, in place of diffusers' and transformers' own choices."""
+first, second [77]: the tokens of each encoder; last [77]: 1 at a text's last token, else 0; sizes [6]: of the image and its part."""
 import os
 
 import torch

@@ -27,6 +27,7 @@ import copy
 import importlib.util
 import os
 import sys
+import weakref
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -65,9 +66,11 @@ def without_values():
 
     def of_shape(module, name, parameter):
         if parameter is not None and not parameter.is_meta:
-            if id(parameter) not in made:  # the pair keeps it, and so its id
-                made[id(parameter)] = parameter, torch.nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
-            parameter = made[id(parameter)][1]
+            known, shape = made.get(id(parameter), (None, None))
+            if known is None or known() is not parameter:  # an id is used again after its object's end
+                shape = torch.nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+                made[id(parameter)] = weakref.ref(parameter), shape
+            parameter = shape
         register(module, name, parameter)
     torch.nn.Module.register_parameter = of_shape
     try:
