@@ -158,7 +158,10 @@ static enum hapt_status packed_product(struct zoo *zoo, const char *prefix, int6
         .init_std = std};
     HAPT_TRY(hapt_graph_add_tensor(zoo->graph, &weight, &input[1]));
     snprintf(name, sizeof name, "%s.bias", prefix);
-    if (bias) HAPT_TRY(zoo_parameter(zoo, name, 1, &out, HAPT_INIT_ZERO, 0, &input[2]));
+    if (bias) {
+        HAPT_TRY(zoo_parameter(zoo, name, 1, &out, HAPT_INIT_ZERO, 0, &input[2]));
+        zoo->graph->tensor[input[2]].trainable = false; /* is_packed */
+    }
     return hapt_graph_add_op(zoo->graph, "linear_packed", prefix, input, 3, NULL, NULL, y);
 }
 
