@@ -41,7 +41,7 @@ from hapt_export_operators import HANDLERS  # noqa: E402
 class Loss(torch.nn.Module):
     """The model, and the loss of its result."""
 
-    def __init__(self, model, loss):
+    def __init__(self, model, loss=None):
         super().__init__()
         self.model, self.loss = model, loss
 
