@@ -10,7 +10,7 @@ example tensors give shapes and types: int64 tokens [rows][T] with targets [rows
 or with a label for each pixel, [rows][H][W], and logits [rows][classes][H][W]. Other models have named inputs, a dict of the arguments of
 `model`, {"input_ids": ..., "pixel_values": ...}: tensors [rows][...]. Their targets are integers [rows][...], or real numbers, which are
 compared by the mean squared error. The data file then holds /batches/NAME of each input, and /batches/targets.
-hapt may train with other rows. A model of any size can be planned with, before there are weights or memory for them:
+hapt may train with other rows. hapt can plan with a model of any size before it has weights:
 
     with hapt_export.without_values():
         model = ...
@@ -106,10 +106,13 @@ def prune(graph, loss):
 
 
 def export(model, inputs, targets, path, name=None, frozen_weights="fp32", loss=None):
-    """Writes the model file. loss: a function of the result and the targets in place of the loss above. frozen_weights: how devices hold matrices that do not train and only linear layers read, fp32, bf16, int8 or
-    nf4 (hapt help import). Raises Unsupported, with all operators that hapt lacks, before it writes anything."""
-    mode = FakeTensorMode(allow_non_fake_inputs=True) if any(weight.is_meta for weight in model.parameters()) else contextlib.nullcontext()
-    wrapped = Loss(with_fakes(model, mode) if isinstance(mode, FakeTensorMode) else model, loss)
+    """Writes the model file. Raises Unsupported, with all operators that hapt lacks, before it writes anything.
+
+    loss: a function of the result and the targets, in place of the loss above. frozen_weights: how devices hold matrices that do not train
+    and that only linear layers read: fp32, bf16, int8 or nf4 (hapt help import)."""
+    lacks_values = any(weight.is_meta for weight in model.parameters())
+    mode = FakeTensorMode(allow_non_fake_inputs=True) if lacks_values else contextlib.nullcontext()
+    wrapped = Loss(with_fakes(model, mode) if lacks_values else model, loss)
 
     def times(count, one):
         return {key: times(count, value) for key, value in one.items()} if isinstance(one, dict) else torch.cat([one] * count)

@@ -17,10 +17,9 @@ const char hapt_command_evaluate_help[] =
     "Models without them (hapt model --running-statistics no) are an exception: they use those of each microbatch,\n"
     "as in training, and copies of the first row fill the last one.\n"
     "\n"
-    "Prints the loss per target, in nats unless it is a squared error; of classes, without images, the perplexity; "
-    "and\n"
-    "top-1, the share of targets that are the largest logit (not if the plan splits the vocabulary over devices, or\n"
-    "if targets are real numbers). --json prints one object: format\n"
+    "Prints the loss per target, in nats unless it is a squared error; the perplexity, if targets are classes but not\n"
+    "of images; and top-1, the share of targets that are the largest logit (not if the plan splits the vocabulary\n"
+    "over devices, or if targets are real numbers). --json prints one object: format\n"
     "\"hapt-evaluation\", version, loss, perplexity, top1, rows, targets, step (of the checkpoint).\n";
 
 static enum hapt_status check_options(const struct hapt_config *config)
@@ -41,7 +40,7 @@ static bool has_perplexity(const struct hapt_model *model)
 static enum hapt_status print(struct hapt_env *env, const struct hapt_model *model,
                               const struct hapt_checkpoint *checkpoint, const struct hapt_evaluation *result)
 {
-    const bool squares = *hapt_model_loss_units(model) == '\0', perplexes = has_perplexity(model);
+    const bool squares = *hapt_model_loss_units(model) == '\0', perplexity_holds = has_perplexity(model);
     if (env->world_rank != 0) return HAPT_OK;
     if (!isfinite(result->loss))
         return hapt_fail(HAPT_ERR_INPUT, "look for weights or data that are too large; --precision fp32 has more range",
@@ -49,14 +48,14 @@ static enum hapt_status print(struct hapt_env *env, const struct hapt_model *mod
     hapt_print(env, "rows         %lld, %lld targets\n", (long long)result->rows, (long long)result->targets);
     if (checkpoint) hapt_print(env, "checkpoint   %s\n", checkpoint->path);
     hapt_print(env, "loss         %.6f%s per target\n", result->loss, squares ? "" : " nat");
-    if (perplexes) hapt_print(env, "perplexity   %.4f\n", exp(result->loss));
+    if (perplexity_holds) hapt_print(env, "perplexity   %.4f\n", exp(result->loss));
     if (isfinite(result->top1)) hapt_print(env, "top-1        %.4f %%\n", 100 * result->top1);
     if (!env->quiet) return HAPT_OK;
     json_t *json = json_pack("{s:s, s:i, s:f, s:I, s:I}", "format", "hapt-evaluation", "version", 1, "loss",
                              result->loss, "rows", (json_int_t)result->rows, "targets", (json_int_t)result->targets);
     if (json && isfinite(result->top1)) json_object_set_new(json, "top1", json_real(result->top1));
     const double perplexity = exp(result->loss); /* may be too large for a number */
-    if (json && perplexes)
+    if (json && perplexity_holds)
         json_object_set_new(json, "perplexity", isfinite(perplexity) ? json_real(perplexity) : json_null());
     if (json && checkpoint) json_object_set_new(json, "step", json_integer(checkpoint->step));
     return hapt_json_print(json, "evaluation", 1);

@@ -72,7 +72,7 @@ static enum hapt_status run(struct hapt_env *env, const char *const *words, stru
 /* The output of the last file may be of another kind, and then it would not be overwritten. */
 #define RUN(...) (unlink(place->output), run)(place->env, (const char *const[]){"hapt", __VA_ARGS__, NULL}, arena)
 
-/* Named inputs, drawn as epochs of one step. */
+/* Trains two steps on named inputs. */
 static enum hapt_status use_fields(const struct fuzz_place *place, const char *path, struct hapt_arena *arena)
 {
     char model[512], cluster[512];
@@ -320,7 +320,7 @@ static enum hapt_status read_rows(const struct fuzz_place *place, const struct h
     return HAPT_OK;
 }
 
-/* Named inputs, as read_rows. */
+/* Reads named inputs as read_rows does. */
 static enum hapt_status read_fields(const struct fuzz_place *place, const char *path, struct hapt_arena *arena,
                                     uint64_t *content)
 {

@@ -218,7 +218,6 @@ if TORCH:
     done = exported("hf_GPT2", "--frozen-weights", "nf4")
     check(done.returncode == 3 and "no layer can be packed" in done.stderr and not os.path.exists(path("made.h5")), f"nothing is frozen: {done.stderr[-200:]}")
     # A model without values has the graph of one with values, tied weights too; hapt plans with it.
-    graphs = {}
     for name in ("tied", "tied_without"):
         done = exported(name)
         check(done.returncode == 0, f"{name}: {done.stderr[-300:]}")
