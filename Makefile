@@ -205,7 +205,7 @@ $(BUILD)/tests/gpu/selftest: $(patsubst %.cpp,$(BUILD)/%.o,$(sort $(wildcard tes
 	@echo "LD   $@"
 	$(Q)$(CXX) -o $@ $^ -lpthread -lrt
 
-HOST_CUDA_FLAGS = -g -O2 -std=c++17 -fPIC -fvisibility=hidden -DHAPT_HOST_CUDA $(if $(hardened),$(fortify) -fstack-protector-strong) -Itests/gpu/host -Iinclude -Wall -Wextra $(if $(filter 1,$(WERROR)),-Werror)
+HOST_CUDA_FLAGS = -g1 -O1 -std=c++17 -fPIC -fvisibility=hidden -DHAPT_HOST_CUDA $(if $(hardened),$(fortify) -fstack-protector-strong) -Itests/gpu/host -Iinclude -Wall -Wextra $(if $(filter 1,$(WERROR)),-Werror)
 $(BUILD)/tests/gpu/%.o: %.cu
 	@echo "CXX  $< (host)"
 	$(Q)mkdir -p $(@D)
