@@ -86,8 +86,8 @@ CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(firstword $(shell command -v nvcc) $(wild
 NVCC := $(if $(filter 0,$(CUDA)),,$(wildcard $(CUDA_HOME)/bin/nvcc))
 CUDA_ARCHS ?= $(if $(NVCC),$(filter 60 70 75 80 90,$(patsubst compute_%,%,$(shell $(NVCC) --list-gpu-arch))))
 cuda_code = $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) -gencode arch=compute_$(lastword $(CUDA_ARCHS)),code=compute_$(lastword $(CUDA_ARCHS))
-# CUDA_QUICK=1: device code is optimised less, which takes a third of the time to compile; for checks without a GPU.
-NVCC_FLAGS = -O3 $(if $(filter 1,$(CUDA_QUICK)),-Xcicc -O1 -Xptxas -O1) -std=c++17 -Iinclude -Xcompiler -fPIC,-fvisibility=hidden,-Wall,-Wextra $(if $(hardened),-Xcompiler -fstack-protector-strong $(addprefix -Xcompiler ,$(fortify))) $(if $(filter 1,$(WERROR)),-Xcompiler -Werror -Werror all-warnings) $(cuda_code)
+# CUDA_QUICK=1: hardly anything is optimised, which takes a quarter of the time to compile; for checks without a GPU.
+NVCC_FLAGS = $(if $(filter 1,$(CUDA_QUICK)),-O1 -Xcicc -O0 -Xptxas -O0,-O3) -std=c++17 -Iinclude -Xcompiler -fPIC,-fvisibility=hidden,-Wall,-Wextra $(if $(hardened),-Xcompiler -fstack-protector-strong $(addprefix -Xcompiler ,$(fortify))) $(if $(filter 1,$(WERROR)),-Xcompiler -Werror -Werror all-warnings) $(cuda_code)
 # Collectives among devices: where NCCL's header is, 2.14 or newer; NCCL=0 leaves them out. The library itself is looked for when they are used.
 nccl_header := $(if $(filter 0,$(NCCL)),,$(wildcard $(CUDA_HOME)/include/nccl.h /usr/include/nccl.h))
 # Convolutions and attention: where cuDNN's header is, 9 or newer (its graph API has one of its own); CUDNN=0 leaves it out, and hapt's own kernels run.
@@ -346,7 +346,7 @@ clean:
 help:
 	@echo "targets:   all tests benches install uninstall run check check-quick check-long check-hold check-gpu gpu-bundle bench judge asan tsan lsan fuzz tidy format format-check check-layers inputs deps clean help"
 	@echo "variables: V=1 shows commands; WERROR=1 makes warnings errors; TESTS=REGEX picks tests (unit/plan, ^system); BASE=COMMIT of check-hold;"
-	@echo "           FUZZ_INPUTS=N, FUZZ_SEED=N, FUZZ_JOBS=N for fuzz; VARIANT=release|asan|tsan|lsan; PREFIX=/usr/local, DESTDIR for install and uninstall; HAPT_COMMIT=HASH for sources without .git; PETSC=0 leaves its solver out, CUDA=0 the back end of GPUs (CUDA_HOME: the toolkit, CUDA_ARCHS='75 80 90': for which; CUDA_QUICK=1: compiled in a third of the time, slow), NCCL=0 its collectives, CUDNN=0 its convolutions by cuDNN; HARDEN=0 leaves the hardening of the build out; SUDO=sudo lets deps install as another user than root, DEPS='bench judge lab' more groups; CC, CFLAGS, LDFLAGS as usual"
+	@echo "           FUZZ_INPUTS=N, FUZZ_SEED=N, FUZZ_JOBS=N for fuzz; VARIANT=release|asan|tsan|lsan; PREFIX=/usr/local, DESTDIR for install and uninstall; HAPT_COMMIT=HASH for sources without .git; PETSC=0 leaves its solver out, CUDA=0 the back end of GPUs (CUDA_HOME: the toolkit, CUDA_ARCHS='75 80 90': for which; CUDA_QUICK=1: compiled in a quarter of the time, slow), NCCL=0 its collectives, CUDNN=0 its convolutions by cuDNN; HARDEN=0 leaves the hardening of the build out; SUDO=sudo lets deps install as another user than root, DEPS='bench judge lab' more groups; CC, CFLAGS, LDFLAGS as usual"
 
 .PHONY: FORCE all tests benches install uninstall run check check-quick check-long check-hold check-gpu gpu-bundle bundle-parts without_cuda bench judge asan asan-tests tsan lsan fuzz tidy format format-check check-layers inputs deps clean help
 .SECONDARY:

@@ -1,4 +1,4 @@
-/* ranks: 1 2 4; HAPT_LONG: 3
+/* ranks: 1 4; HAPT_LONG: 2 3
  * The communication thread: random flows in both directions, flow control, pacing and time-outs; modelled messages and
  * their times. All of it on the host, and on a device whose memory the host cannot touch. */
 #include "test.h"

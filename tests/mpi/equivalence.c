@@ -1,5 +1,5 @@
 /*
- * ranks: 2 4; HAPT_LONG: 3
+ * ranks: 4; HAPT_LONG: 2 3
  * Runs beside others: it measures no time.
  * Random programs of every family are trained and compared with one rank.
  *

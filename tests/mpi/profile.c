@@ -1,4 +1,4 @@
-/* ranks: 1 2 4; HAPT_LONG: 3
+/* ranks: 1 4; HAPT_LONG: 2 3
  * Measured profiles: equal on all ranks, equal for equal structures, empty for ranges that cannot run. */
 #include "measured.h"
 #include "programs.h"

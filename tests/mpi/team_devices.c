@@ -1,4 +1,4 @@
-/* ranks: 2 4; HAPT_LONG: 3
+/* ranks: 4; HAPT_LONG: 2 3
  * A team whose devices communicate directly, compared with the same team through the host: all collectives, equal bits.
  * Measuring collectives uses what would run them.
  * The devices are part of this test. An operation writes its result only when the communicator is ready, which takes a
