@@ -2,6 +2,7 @@
 # The watch of a run over the lab's trunk. A trunk that drops to a tenth of its rate is reported; a constant one is not. A rank that hangs
 # ends the job with one message, and no process is left in any namespace. With HAPT_LONG each many times, on a quiet and on a loaded
 # machine.
+# Runs beside others: it works on a loaded machine.
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
 lab=tests/lab/lab.sh

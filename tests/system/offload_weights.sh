@@ -34,7 +34,8 @@ both tied m wide 2 --stages $two
 both half m wide 2 --stages $two --precision bf16
 [ -z "${HAPT_LONG:-}" ] || # the gradients of such stages are below
     both rows rows three 3 --stages "0-13@a:1x2,13-26@b:1x1" --replica-check 1
-both loops m wide 2 --schedule interleaved --stages 0-6@a:1x1,6-12@b:1x1,12-19@a:1x1,19-26@b:1x1
+[ -z "${HAPT_LONG:-}" ] ||
+    both loops m wide 2 --schedule interleaved --stages 0-6@a:1x1,6-12@b:1x1,12-19@a:1x1,19-26@b:1x1
 # gradients WHERE STAGES NAME MODEL CLUSTER RANKS OPTIONS...: the same with gradients on the hosts, of the stages "STAGES" alone, against the
 # run WHERE
 gradients() {
@@ -120,7 +121,7 @@ refuses 4 'no plan fits' 1 plan --input "$scratch/deep.h5" --cluster "$scratch/t
 job deep-gradients deep tiny 1
 check "a sixteenth of the memory: the gradients are on the host" grep -q 'gradients on the hosts' "$scratch/out"
 same_runs "$scratch/run-deep-here" "$scratch/run-deep-gradients"
-for run in {tied,half,loops,deep}-away ${HAPT_LONG:+rows-away} {untied,one-bf16,untied-rows,deep}-gradients; do
+for run in {tied,half,deep}-away ${HAPT_LONG:+rows-away loops-away} {untied,one-bf16,untied-rows,deep}-gradients; do
     check "$run: the planned memory is used, no more" /usr/bin/python3 -c 'import h5py, sys
 run = h5py.File(sys.argv[1])["train"]
 sys.exit(list(run["memory_planned"][()]) != list(run["memory_measured"][()]))' "$scratch/run-$run/run.h5"
