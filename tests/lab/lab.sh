@@ -117,12 +117,14 @@ REMOTE
     trunk "${1:-0}"
 }
 
+# Open MPI's daemons stay in this session (--leave-session-attached): Linux shares cores among sessions (sched_autogroup), and where others
+# compute, a session whose ranks call sched_yield() may stand still for a minute.
 run() {
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
     exec nsenter -t "$(pid "${HOSTS[0]}")" -n -u -i -m -- env -C "$PWD" mpirun --wdir "$PWD" \
         --mca plm rsh --mca plm_rsh_agent "$D/remote-shell" --mca plm_rsh_no_tree_spawn 1 --mca orte_tmpdir_base "$D/tmp" \
         --mca pml ob1 --mca btl self,vader,tcp --mca btl_tcp_if_include eth0 --mca oob_tcp_if_include eth0 \
-        --mca mpi_yield_when_idle 1 --bind-to none --oversubscribe "$@"
+        --mca mpi_yield_when_idle 1 --leave-session-attached --bind-to none --oversubscribe "$@"
 }
 
 # The processes whose network is one of the given inodes.
