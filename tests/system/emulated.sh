@@ -3,13 +3,7 @@
 # HAPT_LONG=1: GPT-39B on 64 of them, as `bench/run emulated` does.
 . "$(dirname "$0")/lib.sh.inc"
 
-cat >"$scratch/c.json" <<'JSON'
-{ "format": "hapt-cluster", "version": 1,
-  "subclusters": [
-    { "name": "a100", "nodes": 1, "devices_per_node": 4, "device": "A100-40GB" },
-    { "name": "v100", "nodes": 1, "devices_per_node": 4, "device": "V100-32GB", "hosts": ["not-here"] } ],
-  "links": [ { "between": ["a100", "v100"], "bandwidth": "20 Gbit/s", "latency": "50 us" } ] }
-JSON
+rehearsed_gpus 4 "20 Gbit/s" "50 us"
 model=$scratch/m.h5 plan=$scratch/plan.h5 c=$scratch/c.json
 passes 1 model gpt --layers 8 --hidden 1024 --heads 16 --sequence 1024 --vocab 8000 --microbatch 8 --dtype bf16 --tied-embeddings yes --output "$model" || finish
 passes 1 plan --input "$model" --cluster "$c" --microbatches 16 --stages "0-8@v100:1x4t2,8-17@a100:1x2,17-26@a100:1x2t2" --output "$plan" || finish

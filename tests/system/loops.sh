@@ -184,13 +184,7 @@ done
 
 # A free schedule of few microbatches is looped where that is shorter by 2 %: the same on any number of ranks, and in --compare. --loops 1 and
 # --gap leave loops out. --use-all-devices holds for looped plans, too.
-cat >"$scratch/c.json" <<'JSON'
-{ "format": "hapt-cluster", "version": 1,
-  "subclusters": [
-    { "name": "a100", "nodes": 1, "devices_per_node": 2, "device": "A100-40GB" },
-    { "name": "v100", "nodes": 1, "devices_per_node": 2, "device": "V100-32GB", "hosts": ["not-here"] } ],
-  "links": [ { "between": ["a100", "v100"], "bandwidth": "10 Gbit/s", "latency": "50 us" } ] }
-JSON
+rehearsed_gpus 2 "10 Gbit/s" "50 us"
 passes 1 model gpt --layers 6 --hidden 1024 --heads 16 --sequence 1024 --vocab 8000 --microbatch 4 --dtype bf16 --output "$scratch/few.h5" &&
     passes 1 profile --input "$scratch/few.h5" --cluster "$scratch/c.json" --output "$scratch/few-p.h5" || finish
 free() { # NAME RANKS OPTIONS...

@@ -3,19 +3,10 @@
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
 
-linked() { # BANDWIDTH LATENCY: c.json
-    cat >"$scratch/c.json" <<JSON
-{ "format": "hapt-cluster", "version": 1,
-  "subclusters": [
-    { "name": "a100", "nodes": 1, "devices_per_node": 2, "device": "A100-40GB" },
-    { "name": "v100", "nodes": 1, "devices_per_node": 2, "device": "V100-32GB", "hosts": ["not-here"] } ],
-  "links": [ { "between": ["a100", "v100"], "bandwidth": "$1", "latency": "$2" } ] }
-JSON
-}
 passes 1 model gpt --layers 8 --hidden 1024 --heads 16 --sequence 1024 --vocab 8000 --microbatch 8 --dtype bf16 --output "$scratch/large.h5" || finish
 
 # Loops: a V, which has one edge between two submeshes in each direction, and loops over a link whose transfers are short.
-linked "200 Gbit/s" "20 us"
+rehearsed_gpus 2 "200 Gbit/s" "20 us"
 for case in v loop; do
     passes 1 plan --input "$scratch/large.h5" --cluster "$scratch/c.json" --microbatches 12 --schedule looped --loops 2 --placement $case --loop-batch 4 \
         --stages "0-5@v100:1x1,5-13@a100:1x1,$([ $case = v ] && echo 13-21@a100:1x1,21-26@v100:1x1 || echo 13-18@v100:1x1,18-26@a100:1x1)" \
@@ -27,7 +18,7 @@ done
 
 # Several stages of a submesh. In each direction, activations and gradients of three pairs of stages share the link of two submeshes, which is
 # slow: they take turns as in the simulator.
-linked "12 Gbit/s" "50 us"
+rehearsed_gpus 2 "12 Gbit/s" "50 us"
 passes 1 plan --input "$scratch/large.h5" --cluster "$scratch/c.json" --microbatches 12 \
     --stages "0-5@v100:1x1,5-13@a100:1x1,13-21@v100:1x1,21-26@a100:1x1" --output "$scratch/gpu.h5" || finish
 fold "$scratch/gpu.h5" 0 1 0 1

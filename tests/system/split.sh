@@ -4,13 +4,7 @@
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
 
-cat >"$scratch/c.json" <<'JSON'
-{ "format": "hapt-cluster", "version": 1,
-  "subclusters": [
-    { "name": "a100", "nodes": 1, "devices_per_node": 2, "device": "A100-40GB" },
-    { "name": "v100", "nodes": 1, "devices_per_node": 2, "device": "V100-32GB", "hosts": ["not-here"] } ],
-  "links": [ { "between": ["a100", "v100"], "bandwidth": "10 Gbit/s", "latency": "50 us" } ] }
-JSON
+rehearsed_gpus 2 "10 Gbit/s" "50 us"
 model=$scratch/m.h5 c=$scratch/c.json
 passes 1 model gpt --layers 6 --hidden 1024 --heads 16 --sequence 1024 --vocab 8000 --microbatch 4 --dtype bf16 --output "$model" || finish
 passes 1 plan --input "$model" --cluster "$c" --predict --microbatches 8 --loops 1 --split-backward yes --json --output "$scratch/yes.h5" || finish

@@ -4,13 +4,7 @@
 . "$(dirname "$0")/lib.sh.inc"
 cd "$(dirname "$0")/../.." || exit 1
 
-cat >"$scratch/c.json" <<'JSON'
-{ "format": "hapt-cluster", "version": 1,
-  "subclusters": [
-    { "name": "a100", "nodes": 1, "devices_per_node": 2, "device": "A100-40GB" },
-    { "name": "v100", "nodes": 1, "devices_per_node": 2, "device": "V100-32GB", "hosts": ["not-here"] } ],
-  "links": [ { "between": ["a100", "v100"], "bandwidth": "10 Gbit/s", "latency": "50 us" } ] }
-JSON
+rehearsed_gpus 2 "10 Gbit/s" "50 us"
 model=$scratch/m.h5 c=$scratch/c.json
 number() { python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))[sys.argv[2]])' "$1" "$2"; }
 less() { python3 -c 'import sys; sys.exit(not float(sys.argv[1]) < float(sys.argv[2]))' "$1" "$2"; }
