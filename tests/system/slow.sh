@@ -58,11 +58,11 @@ check "the noise is told: $noise" awk -v n="$noise" 'BEGIN { exit !(n > 0 && n <
 check "the file has it" [ "$(h5dump -a /noise "$scratch/p.h5" | sed -n 's/.*(0): //p' | awk -v n="$noise" '{ print ($1 / n > 0.999 && $1 / n < 1.001) }')" = 1 ]
 check "a warning comes with much of it" [ "$(awk -v n="$noise" 'BEGIN { print (n > 0.1) }')" -eq "$(grep -c 'warning: the devices' "$scratch/err")" ]
 
-# a profile whose times are a third, or thirty times as long: the run says so once, and its file records it
+# a profile whose times are a tenth, or thirty times as long: the run says so once, and its file records it
 /usr/bin/python3 - "$scratch" <<'PYTHON' || exit 1
 import shutil, sys
 import h5py
-for name, factor in (("third", 1 / 3), ("thirtyfold", 30)):
+for name, factor in (("tenth", 1 / 10), ("thirtyfold", 30)):
     path = f"{sys.argv[1]}/{name}.h5"
     shutil.copy(f"{sys.argv[1]}/p.h5", path)
     with h5py.File(path, "r+") as file:
@@ -74,20 +74,20 @@ for name, factor in (("third", 1 / 3), ("thirtyfold", 30)):
             file["cluster_0"][table].attrs.update(attributes)
 PYTHON
 [ "${HAPT_LONG:-0}" != 0 ] && steps=150 || steps=80
-for name in third ${HAPT_LONG:+p} thirtyfold; do
+for name in tenth ${HAPT_LONG:+p} thirtyfold; do
     passes 1 plan --profile "$scratch/$name.h5" --input "$scratch/small.h5" --microbatches 4 --output "$scratch/plan-$name.h5"
     passes 1 train --input "$scratch/small.h5" --data "$scratch/t.h5" --threads 1 --plan "$scratch/plan-$name.h5" --steps $steps --output "$scratch/$name"
     grep 'warning: step [0-9]*: a step lasts' "$scratch/err" >"$scratch/$name.said"
     "$HAPT" report --input "$scratch/$name/run.h5" >"$scratch/$name.report"
     check "$name: the run file holds it" [ "$(grep -c '^warning .*a step lasts' "$scratch/$name.report")" -eq "$(grep -c . "$scratch/$name.said")" ]
 done
-check "a third: $(cat "$scratch/third.said")" grep -Eq 'lasts ([2-9]|[1-9][0-9]+)\.[0-9]+ times as long as predicted \(.*, predicted .*what else runs.*--run' "$scratch/third.said"
+check "a tenth: $(cat "$scratch/tenth.said")" grep -Eq 'lasts ([2-9]|[1-9][0-9]+)\.[0-9]+ times as long as predicted \(.*, predicted .*what else runs.*--run' "$scratch/tenth.said"
 check "thirtyfold: $(cat "$scratch/thirtyfold.said")" grep -Eq 'lasts 0\.[0-4][0-9]* times as long as predicted \(.*, predicted .*--run' "$scratch/thirtyfold.said"
-check "once each" [ "$(cat "$scratch/third.said" "$scratch/thirtyfold.said" | grep -c .)" -eq 2 ]
+check "once each" [ "$(cat "$scratch/tenth.said" "$scratch/thirtyfold.said" | grep -c .)" -eq 2 ]
 # Other users may slow the machine for a while. Then a profile that was measured before is wrong, too.
 [ -s "$scratch/p.said" ] && note "the measured profile itself: $(cat "$scratch/p.said")"
 
 # the correction that the hint suggests
-passes 1 plan --profile "$scratch/third.h5" --run "$scratch/third/run.h5" --microbatches 4
+passes 1 plan --profile "$scratch/tenth.h5" --run "$scratch/tenth/run.h5" --microbatches 4
 check "the profile is corrected" grep -Eq 'stages took ([2-9]|[1-9][0-9]+)\.[0-9]+ times as long' "$scratch/err"
 finish
